@@ -257,6 +257,7 @@ impl Mailbox {
         queued_ns: impl FnOnce(u64) -> Option<u64>,
         make: impl FnOnce(Received<'_>) -> T,
     ) -> Option<T> {
+        let is_long = !peek && self.inbox.is_front_long();
         let front = self.inbox.front()?;
         let (source, extension) = (front.source, front.extension);
         let queued_ns = queued_ns(front.arrived_ns);
@@ -265,29 +266,24 @@ impl Mailbox {
         } else {
             0
         };
-        let is_long = !peek && self.inbox.is_front_long();
-        if !is_long {
-            let payload = ArrivingPayload::Borrowed(front.payload);
-            let message = make(Received {
-                payload,
-                source,
-                extension,
-                time_ns,
-                queued_ns,
-            });
-            if !peek {
-                self.inbox.pop();
-            }
-            return Some(message);
-        }
-        let payload = ArrivingPayload::Whole(self.inbox.take_body()?);
-        Some(make(Received {
+        let payload = if is_long {
+            ArrivingPayload::Whole(self.inbox.take_body()?)
+        } else {
+            ArrivingPayload::Borrowed(front.payload)
+        };
+        // Called in one place, so that it is inlined: else the message would be written to memory, to be
+        // read at once.
+        let message = make(Received {
             payload,
             source,
             extension,
             time_ns,
             queued_ns,
-        }))
+        });
+        if !peek && !is_long {
+            self.inbox.pop();
+        }
+        Some(message)
     }
 }
 
@@ -625,7 +621,8 @@ impl<'a> StateSink<'a> {
 }
 
 impl MessageSink for StateSink<'_> {
-    #[inline]
+    #[allow(clippy::inline_always)] // the message would be written to memory, to be read at once
+    #[inline(always)]
     fn deliver(&mut self, target_port: u16, message: Arriving<'_>) -> bool {
         let id = match self.last {
             Some((port, id)) if port == target_port => id,

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use urds_path::constants::LONG_BYTES;
-use urds_path::{AckMode, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
+use urds_path::{AckMode, Extension, Limits, NO_EXTENSION, Owner, Payload, SocketAddress};
 
 use crate::accounts::{Destination, DestinationId, HERE};
 use crate::attached::Delivery;
@@ -58,25 +58,25 @@ impl Message {
     }
 }
 
-/// Result of sending a message.
+/// Result of sending a message. Two words, for it is moved with each message.
 #[must_use]
 pub enum Sent {
     /// It is queued, and nothing is left to do.
     Done,
     /// It is queued; give this to [`Plane::finish_send`].
-    Leaves(Leaving),
+    Leaves(Box<Leaving>),
     /// A transport of messages has the route: hand it the message, which it charges.
     External,
     /// No route to its peer: resolve, then send it again, at most three times.
-    NoRoute(Message),
+    NoRoute(Box<Message>),
     /// There is no room and it may wait: [`Plane::send_waiting`], without the interpreter.
-    Waits(Message),
+    Waits(Box<Message>),
 }
 
 /// The same, while the message stays where it is: to move it costs as much as to copy it.
 enum Tried {
     Done,
-    Leaves(Leaving),
+    Leaves(Box<Leaving>),
     External,
     NoRoute,
     Waits,
@@ -88,8 +88,8 @@ impl Tried {
             Self::Done => Sent::Done,
             Self::Leaves(leaving) => Sent::Leaves(leaving),
             Self::External => Sent::External,
-            Self::NoRoute => Sent::NoRoute(message),
-            Self::Waits => Sent::Waits(message),
+            Self::NoRoute => Sent::NoRoute(Box::new(message)),
+            Self::Waits => Sent::Waits(Box::new(message)),
         }
     }
 }
@@ -544,12 +544,14 @@ impl State {
     #[inline]
     fn queue_again(&mut self, id: MailboxId, target: &SocketAddress, bytes: &[u8]) -> Option<Sent> {
         let mailbox = self.mailboxes.get_mut(id)?;
-        let run = mailbox.run.filter(|run| run.target == *target)?;
+        // Compared where it lies: a copy would cost as much as the rest.
+        let run = mailbox.run.as_ref().filter(|run| run.target == *target)?;
+        let destination = run.destination;
         let path = match run.way {
             RunWay::Stream(path) => path,
             RunWay::External(path) => {
                 return self
-                    .gather_again(path, id, target.port, run.destination, bytes)
+                    .gather_again(path, id, target.port, destination, bytes)
                     .then_some(Sent::Done);
             }
         };
@@ -562,34 +564,32 @@ impl State {
             && bytes.len() <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
             && mailbox
                 .accounts
-                .has_room(run.destination, bytes.len(), queued_bytes)
+                .has_room(destination, bytes.len(), queued_bytes)
             && !host.peer_is_congested(&target.address, target.port);
         if !may_queue {
             return None;
         }
         mailbox.refused_at = None;
-        if mailbox.count_queued(run.destination, bytes.len()) {
+        if mailbox.count_queued(destination, bytes.len()) {
             record.want_acknowledgement();
         }
         let owner = Owner(id.to_u64());
         record
             .core
             .send_copy(owner, mailbox.port, target.port, bytes);
-        let leaving = self.queued(id, Way::Again(path, run.destination));
+        let is_shown = mailbox.descriptor.is_some() && mailbox.is_half_full();
+        if !is_shown && record.leaves_later(mailbox.accounts.at(destination), &self.limits) {
+            return Some(Sent::Done);
+        }
+        let leaving = self.queued(id, Way::Again(path, destination));
         Some(leaving.map_or(Sent::Done, Sent::Leaves))
     }
 
     /// Decide, after a message was queued, what is left to do without the lock.
-    fn queued(&mut self, id: MailboxId, way: Way) -> Option<Leaving> {
+    fn queued(&mut self, id: MailboxId, way: Way) -> Option<Box<Leaving>> {
         let mailbox = self.mailboxes.get(id)?;
         let has_descriptor = mailbox.descriptor.is_some();
         let is_shown = has_descriptor && mailbox.is_half_full();
-        if let Way::Again(path, destination) = way
-            && !is_shown
-            && self.leaves_later(path, mailbox.accounts.at(destination))
-        {
-            return None;
-        }
         let mut leaving = Leaving {
             mailbox: id,
             path: None,
@@ -602,7 +602,8 @@ impl State {
         match way {
             Way::Alone(path) => leaving.writing = self.begin_alone(path),
             Way::Again(path, destination) => {
-                if !self.leaves_later(path, mailbox.accounts.at(destination)) {
+                let record = self.paths.get(path)?;
+                if !record.leaves_later(mailbox.accounts.at(destination), &self.limits) {
                     self.push(path, &mut leaving);
                 }
             }
@@ -618,13 +619,13 @@ impl State {
         if leaving.writing.is_none() && !leaving.look && !leaving.finish_pass && !leaving.sync {
             return None;
         }
-        Some(leaving)
+        Some(Box::new(leaving))
     }
 
     /// Have the carrier of a gathered message told, without the lock.
     fn pushed(&mut self, mailbox: MailboxId, carrier: Arc<dyn Carrier>) -> Tried {
         let record = self.mailboxes.get(mailbox);
-        Tried::Leaves(Leaving {
+        Tried::Leaves(Box::new(Leaving {
             mailbox,
             path: None,
             writing: None,
@@ -632,25 +633,7 @@ impl State {
             finish_pass: !self.touched.is_empty(),
             sync: record.is_some_and(|record| record.descriptor.is_some()),
             carrier: Some(carrier),
-        })
-    }
-
-    /// Return whether what is queued waits for others, or for a stream that takes nothing, so that
-    /// nothing is to be decided now.
-    #[inline]
-    fn leaves_later(&self, path: PathId, destination: &Destination) -> bool {
-        self.paths.get(path).is_some_and(|record| {
-            let sender = &record.core.sender;
-            let is_batch = record.is_batching && sender.pending_bytes < record.flush_bytes;
-            let waits_for_stream = || {
-                record.blocked
-                    && sender.pending_bytes >= self.limits.flush_bytes
-                    && !sender.is_long()
-                    && sender.message_count() < self.limits.path_messages_max
-                    && destination.queued_bytes < destination.look_at_bytes
-            };
-            is_batch || waits_for_stream()
-        })
+        }))
     }
 
     /// Decide whether what is queued leaves now, and whether to look for room after it.
@@ -716,6 +699,22 @@ impl State {
 }
 
 impl StreamPath {
+    /// Return whether what is queued waits for others, or for a stream that takes nothing, so that
+    /// nothing is to be decided now.
+    #[inline]
+    fn leaves_later(&self, destination: &Destination, limits: &Limits) -> bool {
+        let sender = &self.core.sender;
+        let is_batch = self.is_batching && sender.pending_bytes < self.flush_bytes;
+        let waits_for_stream = || {
+            self.blocked
+                && sender.pending_bytes >= limits.flush_bytes
+                && !sender.is_long()
+                && sender.message_count() < limits.path_messages_max
+                && destination.queued_bytes < destination.look_at_bytes
+        };
+        is_batch || waits_for_stream()
+    }
+
     /// Have the last message request an acknowledgement: its sender may wait for it, to have room.
     fn want_acknowledgement(&mut self) {
         self.core.sender.acknowledgement_wanted = true;

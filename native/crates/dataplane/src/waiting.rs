@@ -761,7 +761,7 @@ impl Plane {
         if let Some(sent) = self.send_until(&mut message, Some(wait_ns), interrupted)? {
             return Ok(sent);
         }
-        Ok(message.map_or(Sent::Done, Sent::Waits))
+        Ok(message.map_or(Sent::Done, |message| Sent::Waits(Box::new(message))))
     }
 }
 

@@ -241,7 +241,7 @@ impl World {
         match sent {
             Ok(Sent::Done) => Ok(()),
             Ok(Sent::Leaves(leaving)) => {
-                self.plane.finish_send(leaving);
+                self.plane.finish_send(*leaving);
                 Ok(())
             }
             Ok(Sent::NoRoute(_)) => Err(ErrorReason::NoRoute),

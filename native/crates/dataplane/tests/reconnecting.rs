@@ -72,12 +72,12 @@ impl Side {
             if let Sent::Waits(message) = sent {
                 let waited = self
                     .plane
-                    .send_waiting(message, Some(30 * SECOND_NS), &mut || false);
+                    .send_waiting(*message, Some(30 * SECOND_NS), &mut || false);
                 sent = waited.expect("there is room in the end");
             }
             match sent {
                 Sent::Done => {}
-                Sent::Leaves(leaving) => self.plane.finish_send(leaving),
+                Sent::Leaves(leaving) => self.plane.finish_send(*leaving),
                 Sent::External | Sent::NoRoute(_) | Sent::Waits(_) => {
                     panic!("there is a route, and it waited")
                 }

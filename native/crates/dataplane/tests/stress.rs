@@ -79,12 +79,12 @@ impl Side {
         if let Sent::Waits(message) = sent {
             sent = self
                 .plane
-                .send_waiting(message, None, &mut || false)
+                .send_waiting(*message, None, &mut || false)
                 .expect("there is room");
         }
         match sent {
             Sent::Done => {}
-            Sent::Leaves(leaving) => self.plane.finish_send(leaving),
+            Sent::Leaves(leaving) => self.plane.finish_send(*leaving),
             Sent::External | Sent::NoRoute(_) | Sent::Waits(_) => {
                 panic!("there is a route, and it has waited")
             }

@@ -95,14 +95,17 @@ pub struct Targets {
 impl Targets {
     /// Return the destination of a plain tuple, if it was kept.
     #[inline]
-    pub fn find(&mut self, address: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
-        match &self.tuples[place_of_tuple(address)] {
-            Some((tuple, target)) if tuple.as_ptr() == address.as_ptr() => Some(*target),
-            _ => self.find_text(address),
+    pub fn find(&mut self, address: Borrowed<'_, '_, PyAny>) -> Option<&SocketAddress> {
+        let place = place_of_tuple(address);
+        let last = self.tuples[place].as_ref();
+        if last.is_none_or(|(tuple, _)| tuple.as_ptr() != address.as_ptr()) {
+            self.find_text(address)?;
         }
+        self.tuples[place].as_ref().map(|(_, target)| target)
     }
 
-    fn find_text(&mut self, address: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
+    /// Look for what the tuple says, and keep the tuple at its place.
+    fn find_text(&mut self, address: Borrowed<'_, '_, PyAny>) -> Option<()> {
         let given = Given::of(address)?;
         let place = self
             .places
@@ -111,7 +114,7 @@ impl Targets {
         let tuple = address.cast_exact::<PyTuple>().ok()?.to_owned().unbind();
         // What it replaces is a tuple of strings and integers: its end runs no code of Python.
         self.tuples[place_of_tuple(address)] = Some((tuple, target));
-        Some(target)
+        Some(())
     }
 
     /// Keep the destination of a tuple; the replaced entry is returned to be dropped.

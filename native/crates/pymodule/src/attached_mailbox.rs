@@ -186,7 +186,9 @@ impl AttachedMailbox {
 
     fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
         let py = given.py();
-        let known = self.targets.with(py, |targets| targets.find(given));
+        let known = self
+            .targets
+            .with(py, |targets| targets.find(given).copied());
         if let Some(target) = known.flatten() {
             return Ok(target);
         }

@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
 use urds_dataplane::receive_side::Received;
 use urds_dataplane::send_side::Sent;
-use urds_path::SocketAddress;
 
 use crate::fast_calls::{self, Came};
 use crate::mailbox::Mailbox;
@@ -80,8 +79,10 @@ fn send_burst(
     let mut burst = own.shell.burst(own.id, wait_ns);
     for at in *count..messages.len().min(*count + BURST_MESSAGES) {
         let goes_on = messages.at(at).is_ok_and(|given| {
-            plain_message(own, &given, peer)
-                .is_some_and(|(bytes, target)| burst.add(&target, bytes))
+            plain_message(&given, peer).is_some_and(|(bytes, address)| {
+                let add = |target: &_| burst.add(target, bytes);
+                own.with_known_target(address, add).unwrap_or(false)
+            })
         });
         if !goes_on {
             break;
@@ -91,13 +92,12 @@ fn send_burst(
     *count += queued;
     match sent {
         Ok(Sent::Done) => {}
-        Ok(Sent::Leaves(leaving)) => fast_calls::finish(mailbox, leaving)?,
+        Ok(Sent::Leaves(leaving)) => fast_calls::finish(mailbox, *leaving)?,
         unfinished => {
             // The interpreter was held, so it is the message that was read.
             let (payload, address) = parts(&messages.at(*count)?, peer)?;
-            let target = own.target(address.as_borrowed())?;
             let (payload, address) = (payload.as_borrowed(), address.as_borrowed());
-            fast_calls::finish_one(mailbox, payload, address, target, unfinished, wait_ns)?;
+            fast_calls::finish_one(mailbox, payload, address, unfinished, wait_ns)?;
             *count += 1;
         }
     }
@@ -133,21 +133,22 @@ impl<'a, 'py> Messages<'a, 'py> {
     }
 }
 
-/// Return a message that is a plain tuple of short `bytes` and an address that is known.
+/// Return payload and address of a message that is a plain tuple of short `bytes` and an address.
 #[inline]
-fn plain_message<'a>(
-    own: &Mailbox,
-    given: &'a Bound<'_, PyAny>,
-    peer: Borrowed<'_, '_, PyAny>,
-) -> Option<(&'a [u8], SocketAddress)> {
+fn plain_message<'a, 'py>(
+    given: &'a Bound<'py, PyAny>,
+    peer: Borrowed<'a, 'py, PyAny>,
+) -> Option<(&'a [u8], Borrowed<'a, 'py, PyAny>)> {
     let pair = given.as_borrowed().cast_exact::<PyTuple>().ok()?;
     if pair.len() != 2 {
         return None;
     }
     let (payload, address) = (sys::member(pair, 0)?, sys::member(pair, 1)?);
     let is_none = address.is_none();
-    let target = own.known_target(if is_none { peer } else { address })?;
-    Some((memory::short_bytes(payload)?, target))
+    Some((
+        memory::short_bytes(payload)?,
+        if is_none { peer } else { address },
+    ))
 }
 
 /// Return payload and address of a message.
@@ -187,7 +188,7 @@ fn recv_many<'py>(
     let mut pairs = Vec::with_capacity(came.len());
     if came.is_empty() {
         let wait_ns = own.receive_wait_ns();
-        let make = |received: Received<'_>| Came::of(py, received, bytes_max);
+        let make = |received: Received<'_>| Came::of(own, py, received, bytes_max);
         let first = fast_calls::take(mailbox, wait_ns, false, make)?;
         // Before more is taken: this takes the notice of an operation, and raises if nothing came.
         let first = fast_calls::named(mailbox, first, bytes_max, wait_ns)?;
@@ -196,9 +197,8 @@ fn recv_many<'py>(
         pairs.reserve_exact(1 + came.len());
         pairs.push(first);
     }
-    let mut sources = fast_calls::Sources::default();
     for one in came {
-        pairs.push(sources.named(mailbox, one, bytes_max)?);
+        pairs.push(one.into_pair(own, py, bytes_max)?);
     }
     Ok(PyList::new(py, pairs)?.into_any())
 }
@@ -211,7 +211,7 @@ fn take_burst<'py>(
     came: &mut Vec<Came<'py>>,
 ) -> PyResult<()> {
     let (py, own) = (mailbox.py(), mailbox.get());
-    let make = |received: Received<'_>| came.push(Came::of(py, received, bytes_max));
+    let make = |received: Received<'_>| came.push(Came::of(own, py, received, bytes_max));
     let taken = own.shell.take_burst(own.id, count_max, make);
     taken.map_err(|refused| errors::exception(py, &refused))
 }

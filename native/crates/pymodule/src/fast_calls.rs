@@ -101,17 +101,16 @@ pub fn send_one(
     wait_ns: Option<u64>,
 ) -> PyResult<usize> {
     let own = mailbox.get();
-    let (bytes, target, sent) = if let Some(bytes) = memory::short_bytes(payload) {
-        let target = own.target(address)?;
-        let sent = own.shell.send_copy(own.id, &target, bytes, wait_ns);
-        (bytes.len(), target, sent)
+    let (bytes, sent) = if let Some(bytes) = memory::short_bytes(payload) {
+        let send = |target: &_| own.shell.send_copy(own.id, target, bytes, wait_ns);
+        (bytes.len(), own.with_target(address, send)?)
     } else {
         let kept = memory::payload_of(&payload)?;
         let (bytes, target) = (kept.len(), own.target(address)?);
         let message = Message::new(own.id, target, kept, NO_EXTENSION);
-        (bytes, target, own.shell.send_now(message, wait_ns))
+        (bytes, own.shell.send_now(message, wait_ns))
     };
-    finish_one(mailbox, payload, address, target, sent, wait_ns)?;
+    finish_one(mailbox, payload, address, sent, wait_ns)?;
     Ok(bytes)
 }
 
@@ -120,15 +119,14 @@ pub fn finish_one(
     mailbox: &Bound<'_, Mailbox>,
     payload: Borrowed<'_, '_, PyAny>,
     address: Borrowed<'_, '_, PyAny>,
-    target: SocketAddress,
     sent: Result<Sent, Rejected>,
     wait_ns: Option<u64>,
 ) -> PyResult<()> {
     match sent {
         Ok(Sent::Done) => {}
-        Ok(Sent::Leaves(leaving)) => finish(mailbox, leaving)?,
+        Ok(Sent::Leaves(leaving)) => finish(mailbox, *leaving)?,
         unfinished => {
-            if !send_on(mailbox, target, unfinished, wait_ns)? {
+            if !send_on(mailbox, unfinished, wait_ns)? {
                 send_outside(mailbox, payload, address, wait_ns)?;
             }
         }
@@ -164,14 +162,13 @@ pub fn send(
     let target = own.target(address)?;
     let message = Message::new(own.id, target, payload, extension).gathered();
     let sent = own.shell.send_now(message, wait_ns);
-    let is_sent = send_on(mailbox, target, sent, wait_ns)?;
+    let is_sent = send_on(mailbox, sent, wait_ns)?;
     Ok(is_sent.then_some(bytes))
 }
 
 /// Finish a send: resolve, wait, write; return false if a transport of messages has the route.
 fn send_on(
     mailbox: &Bound<'_, Mailbox>,
-    target: SocketAddress,
     mut sent: Result<Sent, Rejected>,
     mut wait_ns: Option<u64>,
 ) -> PyResult<bool> {
@@ -185,7 +182,7 @@ fn send_on(
             Ok(Sent::Done) => return Ok(true),
             Ok(Sent::External) => return Ok(false),
             Ok(Sent::Leaves(leaving)) => {
-                finish(mailbox, leaving)?;
+                finish(mailbox, *leaving)?;
                 return Ok(true);
             }
             Ok(Sent::Waits(message)) => {
@@ -193,7 +190,7 @@ fn send_on(
                     wait_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
                     let sent = own
                         .shell
-                        .send_shortly(message, held_ns, &mut || signals.check());
+                        .send_shortly(*message, held_ns, &mut || signals.check());
                     if matches!(sent, Ok(Sent::Waits(_))) {
                         gil.held_for_nothing();
                     }
@@ -201,7 +198,7 @@ fn send_on(
                 } else {
                     gil.wait_outside(py, &own.shell, || {
                         own.shell
-                            .send_waiting(message, wait_ns, &mut || signals.check())
+                            .send_waiting(*message, wait_ns, &mut || signals.check())
                     })
                 };
                 ffi::leave(py)?;
@@ -213,14 +210,14 @@ fn send_on(
                 return signals.finish_pass(py, Err(refused));
             }
         };
+        let peer = message.target.address;
         if resolves == RESOLVES_MAX {
-            let detail = format!("no route to {}", target.address);
-            let refused = ErrorReason::PeerUnreachable.because(detail);
-            return Err(errors::exception(py, &refused.towards(target.address)));
+            let refused = ErrorReason::PeerUnreachable.because(format!("no route to {peer}"));
+            return Err(errors::exception(py, &refused.towards(peer)));
         }
         resolves += 1;
-        own.plane.get().resolve(mailbox.as_any(), &target.address)?;
-        sent = own.shell.send_now(message, wait_ns);
+        own.plane.get().resolve(mailbox.as_any(), &peer)?;
+        sent = own.shell.send_now(*message, wait_ns);
     }
 }
 
@@ -286,7 +283,7 @@ fn recvfrom<'py>(
     else {
         return nothing(py);
     };
-    let make = |received: Received<'_>| Came::of(py, received, bytes_max);
+    let make = |received: Received<'_>| Came::of(own, py, received, bytes_max);
     named(
         mailbox,
         take(mailbox, wait_ns, peek, make)?,
@@ -343,12 +340,7 @@ pub fn named<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let (py, own) = (mailbox.py(), mailbox.get());
     match taken {
-        Taken::Message(Came { payload, source }) => {
-            let payload = payload.into_bytes(py, bytes_max)?;
-            Ok((payload, own.source(py, &source)?)
-                .into_pyobject(py)?
-                .into_any())
-        }
+        Taken::Message(came) => came.into_pair(own, py, bytes_max),
         Taken::Operations => {
             own.shell.take_notices(own.id, 1); // kernel parity: no place for it, so it is lost
             nothing(py)
@@ -376,45 +368,43 @@ pub fn nothing(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         .into_any())
 }
 
-/// What `recvfrom` returns of a message, before it is Python's.
+/// What `recvfrom` returns of a message, before it is a tuple. Four words, for it is moved.
 pub struct Came<'py> {
     payload: Payloads<'py>,
-    source: SocketAddress,
+    source: Source<'py>,
+}
+
+/// The source of a message.
+enum Source<'py> {
+    Known(Bound<'py, PyTuple>),
+    /// Its tuple is still to be made.
+    New(Box<SocketAddress>),
 }
 
 impl<'py> Came<'py> {
     /// Copy it out of the queue: allowed under the plane's lock.
-    pub fn of(py: Python<'py>, received: Received<'_>, bytes_max: usize) -> Self {
+    #[inline]
+    pub fn of(own: &Mailbox, py: Python<'py>, received: Received<'_>, bytes_max: usize) -> Self {
         Self {
             payload: payload_of(py, received.payload, bytes_max),
-            source: received.source,
+            source: match own.known_source(py, &received.source) {
+                Some(tuple) => Source::Known(tuple),
+                None => Source::New(Box::new(received.source)),
+            },
         }
     }
-}
 
-/// The source of the last message, as Python has it: that of the next one as a rule.
-#[derive(Default)]
-pub struct Sources<'py> {
-    last: Option<(SocketAddress, Bound<'py, PyTuple>)>,
-}
-
-impl<'py> Sources<'py> {
-    /// Return a message as `recvfrom` does.
-    pub fn named(
-        &mut self,
-        mailbox: &Bound<'py, Mailbox>,
-        came: Came<'py>,
+    /// Return it as `recvfrom` does.
+    pub fn into_pair(
+        self,
+        own: &Mailbox,
+        py: Python<'py>,
         bytes_max: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let py = mailbox.py();
-        let payload = came.payload.into_bytes(py, bytes_max)?;
-        let source = match &self.last {
-            Some((last, tuple)) if *last == came.source => tuple.clone(),
-            _ => {
-                let tuple = mailbox.get().source(py, &came.source)?;
-                self.last = Some((came.source, tuple.clone()));
-                tuple
-            }
+        let payload = self.payload.into_bytes(py, bytes_max)?;
+        let source = match self.source {
+            Source::Known(tuple) => tuple,
+            Source::New(source) => own.source(py, &source)?,
         };
         Ok((payload, source).into_pyobject(py)?.into_any())
     }
@@ -422,14 +412,15 @@ impl<'py> Sources<'py> {
 
 /// A payload between the queue and Python.
 enum Payloads<'py> {
-    /// None: there was no memory for them. Small, for it is moved.
+    /// None: there was no memory for them.
     Bytes(Option<Bound<'py, PyBytes>>),
     /// A long one, to be turned into `bytes` without the plane's lock.
-    Whole(Body),
+    Whole(Box<Body>),
 }
 
 /// Copy a short payload into `bytes`: allowed under the plane's lock, for the collector does not
 /// track them.
+#[inline]
 fn payload_of<'py>(
     py: Python<'py>,
     payload: ArrivingPayload<'_>,
@@ -437,9 +428,9 @@ fn payload_of<'py>(
 ) -> Payloads<'py> {
     match payload {
         ArrivingPayload::Borrowed(bytes) => {
-            Payloads::Bytes(sys::bytes_of(py, &bytes[..bytes.len().min(bytes_max)]).ok())
+            Payloads::Bytes(sys::copied_bytes(py, &bytes[..bytes.len().min(bytes_max)]))
         }
-        ArrivingPayload::Whole(body) => Payloads::Whole(body),
+        ArrivingPayload::Whole(body) => Payloads::Whole(Box::new(body)),
     }
 }
 
@@ -452,7 +443,7 @@ impl<'py> Payloads<'py> {
             Self::Whole(body) if body.len() > bytes_max => {
                 sys::bytes_of(py, &body.bytes()[..bytes_max])
             }
-            Self::Whole(body) => Ok(memory::bytes_of(py, body)),
+            Self::Whole(body) => Ok(memory::bytes_of(py, *body)),
         }
     }
 }

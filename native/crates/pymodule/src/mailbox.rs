@@ -123,16 +123,30 @@ impl Mailbox {
 
     /// Return the destination of a program's address; a literal is parsed once.
     pub(crate) fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
-        match self.known_target(given) {
-            Some(target) => Ok(target),
-            None => self.read_target(given),
+        self.with_target(given, |target| *target)
+    }
+
+    /// Call `work`, which runs no code of Python, with the destination: it is not copied.
+    #[inline]
+    pub(crate) fn with_target<R>(
+        &self,
+        given: Borrowed<'_, '_, PyAny>,
+        mut work: impl FnMut(&SocketAddress) -> R,
+    ) -> PyResult<R> {
+        match self.with_known_target(given, &mut work) {
+            Some(result) => Ok(result),
+            None => Ok(work(&self.read_target(given)?)),
         }
     }
 
-    /// Return the destination of an address that was parsed before. Runs no code of Python.
+    /// The same if the address was parsed before, else `None`. Runs no code of Python.
     #[inline]
-    pub(crate) fn known_target(&self, given: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
-        let find = |targets: &mut Targets| targets.find(given);
+    pub(crate) fn with_known_target<R>(
+        &self,
+        given: Borrowed<'_, '_, PyAny>,
+        work: impl FnOnce(&SocketAddress) -> R,
+    ) -> Option<R> {
+        let find = |targets: &mut Targets| targets.find(given).map(work);
         self.targets.with(given.py(), find).flatten()
     }
 
@@ -153,17 +167,24 @@ impl Mailbox {
         Ok(target)
     }
 
+    /// Return the tuple of a source if it was made before. Runs no code of Python.
+    #[inline]
+    pub(crate) fn known_source<'py>(
+        &self,
+        py: Python<'py>,
+        source: &SocketAddress,
+    ) -> Option<Bound<'py, PyTuple>> {
+        let find = |sources: &mut Sources| sources.find(py, source);
+        self.sources.with(py, find).flatten()
+    }
+
     /// Return the tuple of a source; made once.
     pub(crate) fn source<'py>(
         &self,
         py: Python<'py>,
         source: &SocketAddress,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        if let Some(tuple) = self
-            .sources
-            .with(py, |sources| sources.find(py, source))
-            .flatten()
-        {
+        if let Some(tuple) = self.known_source(py, source) {
             return Ok(tuple);
         }
         let tuple = addresses::source_tuple(py, source)?;

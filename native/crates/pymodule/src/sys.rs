@@ -107,8 +107,28 @@ pub fn bytes_in<'a>(object: Borrowed<'a, '_, PyBytes>) -> &'a [u8] {
     }
 }
 
-/// Copy bytes into a `bytes` object.
+/// Copy bytes into a `bytes` object; `None` without memory for it.
 #[inline]
+pub fn copied_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> Option<Bound<'py, PyBytes>> {
+    let length = bytes.len().cast_signed(); // no slice is longer
+    // SAFETY: so many bytes can be read there; null comes with an error.
+    unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), length);
+        match Bound::from_owned_ptr_or_opt(py, object) {
+            Some(object) => Some(object.cast_into_unchecked()),
+            None => no_memory(py),
+        }
+    }
+}
+
+/// Take the error of an allocation off the interpreter: the caller raises one later.
+#[cold]
+fn no_memory<T>(py: Python<'_>) -> Option<T> {
+    drop(PyErr::take(py));
+    None
+}
+
+/// Copy bytes into a `bytes` object.
 pub fn bytes_of<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let length = bytes.len().cast_signed(); // no slice is longer
     // SAFETY: so many bytes can be read there; null comes with an error.
@@ -301,15 +321,19 @@ pub unsafe fn call_fast<T: PyClass>(
         };
         (object, arguments)
     };
-    let result = catch_unwind(AssertUnwindSafe(|| body(&object, arguments)))
-        .unwrap_or_else(|_| Err(rescue(&object)));
-    match result {
+    // Turned into a pointer inside: a result is written to memory piece by piece, and read in one.
+    let called = catch_unwind(AssertUnwindSafe(|| match body(&object, arguments) {
         Ok(value) => value.into_ptr(),
-        Err(error) => {
-            error.restore(object.py());
-            ptr::null_mut()
-        }
-    }
+        Err(error) => raise(object.py(), error),
+    }));
+    called.unwrap_or_else(|_| raise(object.py(), rescue(&object)))
+}
+
+/// Set an exception; return the pointer that tells the interpreter so.
+#[cold]
+fn raise(py: Python<'_>, error: PyErr) -> *mut ffi::PyObject {
+    error.restore(py);
+    ptr::null_mut()
 }
 
 /// Make the function that the interpreter calls for a fast method of a class.
