@@ -464,7 +464,7 @@ class Side:
             "operations": [(one.status, _contents(one)) for one in self.operations],
             **({"acknowledged": self._messages.acknowledged} if has_waited else {}),
             **(self._tables() if self.has_tables else {}),
-            **{f"poll {name}": _readiness(one) for name, one in self.descriptors.items()},
+            **{f"poll {name}": readiness(one) for name, one in self.descriptors.items()},
         }
 
     def _tables(self) -> dict[str, object]:
@@ -522,7 +522,8 @@ def _contents(operation: Any) -> list[bytes]:
     return [bytes(piece) for piece in pieces]
 
 
-def _readiness(descriptor: int) -> int:
+def readiness(descriptor: int) -> int:
+    """Return what poll(2) says of a descriptor."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLOUT)
     return sum(mask for _, mask in poll.poll(0))

@@ -6,6 +6,7 @@ blind.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -21,10 +22,12 @@ from tests.parity.courier_sides import (
     TARGET_KEY,
     THERE,
     Side,
+    readiness,
 )
 from tests.parity.lockstep import Difference
-from tests.rds.transports.rdma_core.rdma_core_world import frames
+from tests.rds.transports.rdma_core.rdma_core_world import frames, map_frames
 from tests.support.planes import PLANES
+from urds.rds.constants import CONGESTION_MAP_BYTES
 from urds.rds.plane.choose import NATIVE, PYTHON
 from urds.rds.plane.contract import Limits, MailboxSettings, RdmaTransfer
 from urds.rds.transports.rdma.core import CoreLimits
@@ -140,3 +143,31 @@ def test_what_came_is_acknowledged_though_a_table_took_the_numbers(carried: Side
     carried.settle()
     assert [Header.parse(data).ack for data in carried.read()] == [1]
     assert carried.is_carried()
+
+
+def test_a_send_ends_the_news_of_a_map(carried: Side) -> None:
+    """A map that came since an ENOBUFS makes a socket readable, for polls, until its next call.
+
+    On a connection that no courier can carry.
+    """
+    target = (str(THERE), 4000)
+    carried.detach()
+    carried.attach(FrameFormat.SHORT, 0)
+    carried.show("x")
+    say_map(carried, 1 << 4000 % 8)
+    with pytest.raises(OSError, match="No buffer space"):
+        carried.send("x", [b"refused"], target)
+    say_map(carried, 0)
+    assert readiness(carried.descriptors["x"]) == select.POLLIN | select.POLLOUT
+    carried.send("x", [b"taken"], target)
+    carried.settle()
+    assert readiness(carried.descriptors["x"]) == select.POLLOUT
+
+
+def say_map(side: Side, byte: int) -> None:
+    """Say a congestion map with this byte where the bit of port 4000 is."""
+    congested = bytearray(CONGESTION_MAP_BYTES)
+    congested[4000 // 8] = byte
+    for data in map_frames(bytes(congested), fragment_bytes=4096):
+        side.peer.say(data)
+    side.settle()

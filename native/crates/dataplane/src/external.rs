@@ -372,7 +372,9 @@ impl State {
             let detail = format!("{peer}: messages queued for it were dropped");
             return Err(ErrorReason::PeerUnreachable.because(detail).towards(peer));
         }
-        mailbox.map_news = false;
+        if std::mem::take(&mut mailbox.map_news) && mailbox.descriptor.is_some() {
+            self.touched.insert(id); // it was readable for that alone
+        }
         let host = self.hosts.get(external.host);
         if host.is_some_and(|host| host.peer_is_congested(&peer, port)) {
             mailbox.note_congested(port);
