@@ -163,10 +163,10 @@ impl Courier {
         state.numbers.posted.push_back((number, is_ack));
         state.frames_under_way += usize::from(!is_ack);
         let wr_id = self.setup.receive_ring + number;
-        let mut work = SendWork::new(wr_id, Opcode::Send, Pieces::None);
+        let mut work = SendWork::boxed(wr_id, Opcode::Send, Pieces::None);
         work.flags = SEND_SIGNALED | if is_solicited { SEND_SOLICITED } else { 0 };
         work.own = own;
-        let work = Opcoded::Known(Box::new(work));
+        let work = Opcoded::Known(work);
         let posted = engine.post_send(self.setup.number, work, &Doubts::default());
         if posted.is_err() {
             // The core meets the same, and ends the connection.

@@ -358,7 +358,7 @@ impl QueuePair {
             (PostKind::Write, None) => Opcode::RdmaWrite,
             (PostKind::Write, Some(_)) => Opcode::RdmaWriteWithImm,
         };
-        let mut work = Box::new(SendWork::new(0, opcode, Pieces::None));
+        let mut work = SendWork::boxed(0, opcode, Pieces::None);
         work.imm_data = post.word.unwrap_or(0);
         (work.remote_addr, work.rkey) = (post.address, post.rkey);
         let mut request = Request::of_consumer(work, post.payload.len() as u64);
@@ -466,10 +466,11 @@ impl QueuePair {
             if request.unanswered > 0 {
                 return;
             }
-            if let Some(request) = self.started.pop_front()
-                && request.signalled
-            {
-                self.complete_send(&request, Status::Success, shared);
+            if let Some(request) = self.started.pop_front() {
+                if request.signalled {
+                    self.complete_send(&request, Status::Success, shared);
+                }
+                request.work.recycle();
             }
         }
         self.note_draining(shared);

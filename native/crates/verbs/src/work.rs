@@ -1,5 +1,6 @@
 //! Work requests and completions as the engine has them.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::memory::{Memory, Payload};
@@ -133,6 +134,17 @@ pub enum Extra {
     Binding(Box<Binding>),
 }
 
+/// Requests whose memory a thread keeps: 50 KB of them.
+const SPARE_MAX: usize = 256;
+
+#[allow(clippy::vec_box)] // the boxes are what is kept
+type Spare = Vec<Box<SendWork>>;
+
+thread_local! {
+    /// A requester frees many at once and then needs as many: more than an allocator has at hand.
+    static SPARE: RefCell<Spare> = const { RefCell::new(Vec::new()) };
+}
+
 /// A send work request as it was posted.
 #[derive(Clone, Debug)]
 pub struct SendWork {
@@ -166,6 +178,34 @@ impl SendWork {
             own: Own::None,
             num_sge: None,
         }
+    }
+
+    /// As `new`, in memory of a request that is done if this thread has some.
+    #[inline]
+    pub fn boxed(wr_id: u64, opcode: Opcode, pieces: Pieces) -> Box<Self> {
+        let work = Self::new(wr_id, opcode, pieces);
+        let spare = SPARE.try_with(|spare| spare.try_borrow_mut().ok()?.pop());
+        match spare.ok().flatten() {
+            Some(mut room) => {
+                *room = work;
+                room
+            }
+            None => Box::new(work),
+        }
+    }
+
+    /// Keep the memory of a request that is done, and nothing that it had.
+    #[inline]
+    pub fn recycle(mut self: Box<Self>) {
+        (self.pieces, self.extra, self.own) = (Pieces::None, Extra::None, Own::None);
+        // Without room, or at the end of the thread, it is freed.
+        let _ = SPARE.try_with(|spare| {
+            if let Ok(mut spare) = spare.try_borrow_mut()
+                && spare.len() < SPARE_MAX
+            {
+                spare.push(self);
+            }
+        });
     }
 
     /// Return its operands, those of one without any.
@@ -274,4 +314,35 @@ pub enum Opcoded {
         wr_id: u64,
         name: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Memory for Nothing {
+        fn read(&self, _at: usize, _to: &mut [u8]) {}
+
+        fn write(&self, _at: usize, _from: &[u8]) {}
+    }
+
+    #[test]
+    fn a_request_that_is_done_keeps_its_memory_and_nothing_else() {
+        let kept: Arc<dyn Memory> = Arc::new(Nothing);
+        let mut work = SendWork::boxed(1, Opcode::RdmaWrite, Pieces::None);
+        work.own = Own::Kept(Arc::clone(&kept), 5);
+        (work.rkey, work.num_sge) = (7, Some(1));
+        work.recycle();
+        assert_eq!(Arc::strong_count(&kept), 1, "the caller's bytes are free");
+        assert_eq!(SPARE.with_borrow(Vec::len), 1);
+        let work = SendWork::boxed(2, Opcode::Send, Pieces::None);
+        assert_eq!(SPARE.with_borrow(Vec::len), 0);
+        assert_eq!((work.wr_id, work.rkey, work.num_sge), (2, 0, None));
+        for work in vec![work; SPARE_MAX + 1] {
+            work.recycle();
+        }
+        assert_eq!(SPARE.with_borrow(Vec::len), SPARE_MAX);
+    }
 }

@@ -115,7 +115,7 @@ pub fn post_recv(qp: &QueuePair, wr: &Bound<'_, PyAny>) -> PyResult<()> {
 pub fn send(qp: &QueuePair, data: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
     let py = data.py();
     qp.demand_open(py)?;
-    let mut work = Box::new(SendWork::new(wr_id, Opcode::Send, Pieces::None));
+    let mut work = SendWork::boxed(wr_id, Opcode::Send, Pieces::None);
     work.flags = flags;
     post_bytes(qp, py, work, data)
 }
@@ -131,7 +131,7 @@ pub fn write(
 ) -> PyResult<()> {
     let py = data.py();
     qp.demand_open(py)?;
-    let mut work = Box::new(SendWork::new(wr_id, Opcode::RdmaWrite, Pieces::None));
+    let mut work = SendWork::boxed(wr_id, Opcode::RdmaWrite, Pieces::None);
     (work.flags, work.remote_addr, work.rkey) = (flags, address, rkey);
     post_bytes(qp, py, work, data)
 }

@@ -90,7 +90,7 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
         return Ok((Opcoded::Unknown { wr_id, name }, Doubts::default()));
     };
     let mut doubts = Doubts::default();
-    let mut work = Box::new(SendWork::new(wr_id, known, pieces_of(field!(sg))?));
+    let mut work = SendWork::boxed(wr_id, known, pieces_of(field!(sg))?);
     work.flags = u32::try_from(integer(field!(send_flags))?)?;
     match own_data(field!(data))? {
         Ok(own) => work.own = own,
