@@ -134,13 +134,14 @@ impl Plane {
 }
 
 impl State {
-    /// Have a path to a kernel end what it sends with a ping; return whether it has to be answered.
+    /// Have a path to a kernel, or to a peer that may be one, end what it sends with a ping; return
+    /// whether it has to be answered.
     fn ask_kernel(&mut self, id: PathId) -> bool {
         let Some(path) = self.paths.get_mut(id) else {
             return false;
         };
-        let is_to_kernel = path.core.sender.ack_mode == AckMode::StreamAcknowledged;
-        let Some(host) = self.hosts.get(path.host).filter(|_| is_to_kernel) else {
+        let may_be_kernel = path.core.sender.ack_mode != AckMode::PeerAcknowledged;
+        let Some(host) = self.hosts.get(path.host).filter(|_| may_be_kernel) else {
             return false;
         };
         // No socket takes the answer, which is an empty message to the port.
