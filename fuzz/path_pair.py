@@ -279,11 +279,13 @@ class Node:
         match action:
             case events.Connect() | events.RequestCallBack():
                 self.attempts += 1
-            case events.Attach(_, _, number, hold):
+            case events.Attach(_, _, number, hold, probe):
                 self.detach()
                 self.stream = self.offered.pop(number)
                 self.attachment += 1
                 core.attach(hold)
+                if probe is not None:
+                    core.control(source_port=1, target_port=0, extension=probe, hello=False)
             case events.Refuse(_, number):
                 self.offered.pop(number).end()
             case events.Detach():

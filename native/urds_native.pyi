@@ -437,8 +437,10 @@ class Path:
     ) -> Self: ...
     @property
     def attachment(self) -> int: ...
-    def attach(self, stream: object, descriptor: int, hold: str, /) -> None:
-        """Take a connected stream.
+    def attach(
+        self, stream: object, descriptor: int, hold: str, probe: bytes | None, /
+    ) -> None:
+        """Take a connected stream; a probe with that extension leads what is new.
 
         With a `descriptor` (not -1: a plain TCP socket in non-blocking mode) the plane reads and
         writes that itself, and calls `close()` of `stream`, its owner, once it is done with it.

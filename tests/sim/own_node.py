@@ -362,8 +362,8 @@ class OwnNode:
                 )
             case events.RequestCallBack():
                 self.network.connect(self.local, self.peer, 40_001, self._call_back_requested)
-            case events.Attach(_, index, stream, hold):
-                self._attach(self.paths[index], self._streams.pop(stream), hold)
+            case events.Attach(_, index, stream, hold, probe):
+                self._attach(self.paths[index], self._streams.pop(stream), hold, probe)
             case events.Refuse(_, stream):
                 self._streams.pop(stream).reset()
             case events.Detach(_, index):
@@ -415,12 +415,14 @@ class OwnNode:
                 path.core.agree(ack_mode=self._agreed[0], checksum=self._agreed[1])
         self.npaths = count
 
-    def _attach(self, path: Path, socket: Socket, hold: events.Hold) -> None:
+    def _attach(self, path: Path, socket: Socket, hold: events.Hold, probe: bytes | None) -> None:
         self._detach(path)
         path.socket = socket
         path.attachment += 1
         socket.on_change = lambda: self._changed(path, socket)
         path.core.attach(base.Hold[hold.name])
+        if probe is not None:
+            path.core.control(source_port=1, target_port=0, extension=probe, hello=False)
         self._flush(path)
         self._changed(path, socket)
 

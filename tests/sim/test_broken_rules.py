@@ -203,7 +203,7 @@ BROKEN = [
     Broken(
         "an acknowledgement before the agreement counts",
         _forget_early_acknowledgement,
-        seed_first=73,
+        {"restarts": (LOW, HIGH), "clocks_set": True},
     ),
     Broken(
         "what moves to another path waits for path 0",
@@ -224,7 +224,7 @@ BROKEN = [
     Broken(
         "a report about an earlier stream is ignored",
         instead(TcpPeer, "_current", _any_stream_will_do),
-        MANY_RESTARTS,
+        {"npaths": 2, "restarts": (LOW, HIGH)},
     ),
     Broken("a lost path is reconnected", instead(Connector, "retry_later", nothing)),
     Broken("what arrived before an error is read", _look_at_the_error_first, KERNEL_LOW),

@@ -156,8 +156,8 @@ class Node:
                 self._open(peer, port, lambda end: self._connected(peer, index, end))
             case RequestCallBack(peer):
                 self._open(peer, 40000, lambda end: self._call_back_requested(peer, end))
-            case Attach(peer, index, stream, hold):
-                self._attach(peer, index, self._ends[stream], hold)
+            case Attach(peer, index, stream, hold, probe):
+                self._attach(peer, index, self._ends[stream], hold, probe)
             case Refuse(_, stream):
                 self.close(self._ends[stream])
             case Detach(peer, index):
@@ -213,7 +213,9 @@ class Node:
 
     # -- the plane
 
-    def _attach(self, peer: IPAddress, index: int, end: End, hold: Hold) -> None:
+    def _attach(
+        self, peer: IPAddress, index: int, end: End, hold: Hold, probe: bytes | None
+    ) -> None:
         old = self.attached.get((peer, index))
         if old is not None:
             old.index = None
@@ -223,6 +225,8 @@ class Node:
         end.attachment = self._attachments[peer, index]
         end.peer, end.index, end.held = peer, index, hold
         self._send(end, Frame(), past_hold=True)
+        if probe is not None:
+            self._send(end, Frame(1, 0, probe), past_hold=False)
         early, end.early = end.early, []
         for frame in early:
             self.world.after(0, lambda frame=frame: self._take(end, frame))

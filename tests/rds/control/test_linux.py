@@ -26,12 +26,15 @@ from urds.rds.control.events import (
     RequestCallBack,
     SendControl,
 )
+from urds.rds.control.handshake import emit_ours
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
 
 MS, SECOND = 1_000_000, 1_000_000_000
 LOW, HIGH = ip_address("10.0.0.1"), ip_address("10.0.0.2")
+# As a node with one path sends it to a peer that it does not know.
+PROBE = emit_ours(ConnectionSettings(generation=7), generation=False, sport_index=False)
 LINUX_6 = Handshake(npaths=8)
 LINUX_7 = Handshake(npaths=8, generation=0x11223344, sport_index=True)
 
@@ -94,11 +97,10 @@ def test_the_lower_side_connects_and_waits_for_the_first_frame() -> None:
     (connect,) = actions(core)
     assert isinstance(connect, Connect)
     core.handle_connected(0, 1, 0)
-    assert actions(core) == [Attach(HIGH, 0, 1, Hold.FIRST_FRAME)]
+    (attach,) = actions(core)
+    assert attach == Attach(HIGH, 0, 1, Hold.FIRST_FRAME, PROBE)
     first_frame(core, 0, 0)
-    (probe,) = actions(core)
-    assert isinstance(probe, SendControl)
-    assert (probe.source_port, probe.target_port, probe.hello) == (1, 0, False)
+    assert not actions(core)
 
 
 def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
@@ -107,10 +109,7 @@ def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
     assert actions(core) == [RequestCallBack(LOW)]
     core.handle_call_back_requested(0)
     core.handle_accepted(1, 40001, 0)
-    attach, probe = actions(core)
-    assert attach == Attach(LOW, 0, 1, Hold.NOTHING)
-    assert isinstance(probe, SendControl)
-    assert not probe.hello
+    assert actions(core) == [Attach(LOW, 0, 1, Hold.NOTHING, PROBE)]
     assert core.poll_timeout() is None, "no more requests a call-back"
 
 
@@ -118,9 +117,11 @@ def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
 def test_the_probe_of_a_unknown_peer_has_the_mark_and_no_generation(npaths: int) -> None:
     core = connection(lower=False, npaths=npaths)
     core.handle_accepted(1, 40001, 0)
-    probe = actions(core)[1]
-    assert isinstance(probe, SendControl)
-    handshake = parse_handshake(probe.extension)
+    attach, *controls = actions(core)
+    assert isinstance(attach, Attach)
+    (probe,) = [attach.probe] if attach.probe else [one.extension for one in controls]
+    assert bool(controls) is (attach.hold is Hold.HELLO), "a held path takes only a hello"
+    handshake = parse_handshake(probe)
     assert (handshake.npaths, handshake.generation) == (npaths, None)
     assert not handshake.sport_index, "older kernels log it; newer ones announce it first"
     assert handshake.mark is not None

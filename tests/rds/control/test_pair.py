@@ -90,14 +90,12 @@ def test_no_generation_goes_to_a_peer_that_is_not_known_to_be_ours() -> None:
     low.want(HIGH)
     world.run(SECOND)
     for node in (low, high):
-        probes = [
-            h
-            for a, h in zip(node.seen(SendControl), handshakes(node), strict=True)
-            if a.source_port == 1
-        ]
-        assert probes[0].generation is None
-        assert probes[0].npaths == 2
-        assert not probes[0].sport_index, "the mark implies it"
+        led = [action.probe for action in node.seen(Attach) if action.probe]
+        sent = [action.extension for action in node.seen(SendControl) if action.source_port == 1]
+        probe = parse_handshake([*led, *sent][0])
+        assert probe.generation is None
+        assert probe.npaths == 2
+        assert not probe.sport_index, "the mark implies it"
 
 
 @pytest.mark.rule("wire-generation-probe")

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use urds_path::constants::{PING_PORT, PROBE_PORT};
 use urds_path::{AckMode, Address, DownReason, Extension, Freed, Hold, Limits, PathCore, Received};
 
 use crate::background::{ACK_POLL_NS, BATCH_NS};
@@ -324,12 +325,19 @@ const LEAVING_POLL: Duration = Duration::from_micros(200);
 impl Plane {
     /// Give a path a connected stream: map first, then (after a hold) retransmits, new messages.
     ///
-    /// An earlier one is read until it would block, and closed. A path that is closed closes the
+    /// A `probe` with this extension goes ahead of what is new. Queued by a later call, it would stand
+    /// behind what is written at once. An earlier one is read until it would block, and closed. A path that is closed closes the
     /// stream. May wait for a thread that reads the old stream: without the interpreter.
-    pub fn attach(&self, path: PathId, stream: Arc<dyn Stream>, hold: Hold) {
+    pub fn attach(
+        &self,
+        path: PathId,
+        stream: Arc<dyn Stream>,
+        hold: Hold,
+        probe: Option<Extension>,
+    ) {
         let old = self.detach(path);
         drop(old);
-        let taken = self.lock().take_in_stream(path, &stream, hold);
+        let taken = self.lock().take_in_stream(path, &stream, hold, probe);
         if taken.is_ok() {
             self.let_rest(path, &*stream);
         }
@@ -418,6 +426,7 @@ impl State {
         id: PathId,
         stream: &Arc<dyn Stream>,
         hold: Hold,
+        probe: Option<Extension>,
     ) -> io::Result<()> {
         let is_restoring = self.is_restoring();
         let Some(path) = self.paths.get_mut(id) else {
@@ -434,6 +443,10 @@ impl State {
         path.first_frame_told = false;
         path.is_batching = false;
         path.core.attach(hold);
+        if let Some(extension) = probe {
+            let (core, counters) = (&mut path.core, &mut self.counters);
+            core.control(PROBE_PORT, PING_PORT, extension, false, counters);
+        }
         self.note_attached(id);
         self.note_connected(id, true);
         self.watch_stream(id)?;
@@ -503,8 +516,6 @@ impl State {
 // -- calls of the control plane
 //
 // Calls of the control plane on a path. On a closed path they do nothing and return nothing.
-
-const PROBE_PORT: u16 = 1;
 
 /// What the handshake with a peer agreed on, for all of its paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,7 +50,12 @@ impl Pair {
         };
         let ours = Arc::new(open(near.get(), Side::Accepts, (ends[0], ends[1])));
         let path = plane.path(address(1), address(peer), 0, 1);
-        plane.attach(path, Arc::clone(&ours) as Arc<dyn Stream>, Hold::Nothing);
+        plane.attach(
+            path,
+            Arc::clone(&ours) as Arc<dyn Stream>,
+            Hold::Nothing,
+            None,
+        );
         Self {
             theirs: open(far.get(), Side::Dials, (ends[1], ends[0])),
             ours,

@@ -197,7 +197,7 @@ impl World {
             self.plane.agree(self.path, agreement);
         }
         let stream = TcpStream::new(OwnedFd::from(ours));
-        self.plane.attach(self.path, Arc::new(stream), hold);
+        self.plane.attach(self.path, Arc::new(stream), hold, None);
         self.pass(MS); // a pause: the next two sends leave at once
         Remote {
             socket: theirs,

@@ -59,7 +59,7 @@ impl Side {
         self.plane.agree(self.path, agreement);
         let stream = TcpStream::new(OwnedFd::from(end));
         self.plane
-            .attach(self.path, Arc::new(stream), Hold::Nothing);
+            .attach(self.path, Arc::new(stream), Hold::Nothing, None);
     }
 
     fn send_all(&self) {

@@ -61,7 +61,7 @@ impl Side {
     fn attach(&self, end: UnixStream) {
         let stream = TcpStream::new(OwnedFd::from(end));
         self.plane
-            .attach(self.path, Arc::new(stream), Hold::Nothing);
+            .attach(self.path, Arc::new(stream), Hold::Nothing, None);
         let ack_mode = AckMode::PeerAcknowledged;
         let agreement = Agreement {
             ack_mode,

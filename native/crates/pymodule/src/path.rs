@@ -106,20 +106,22 @@ impl Path {
         self.shell.attachment(self.id)
     }
 
-    #[pyo3(signature = (stream, descriptor, hold, /))]
+    #[pyo3(signature = (stream, descriptor, hold, probe, /))]
     fn attach(
         slf: &Bound<'_, Self>,
         stream: &Bound<'_, PyAny>,
         descriptor: i32,
         hold: &str,
+        probe: Option<&[u8]>,
     ) -> PyResult<()> {
         let py = slf.py();
         let path = slf.get();
         let hold = values::hold(hold)?;
+        let probe = probe.map(values::extension).transpose()?;
         let made = stream_of(stream, descriptor)?;
         path.keep_attached(py, Some(stream.clone().unbind()));
         let id = path.id;
-        path.detached(py, |shell| shell.attach(id, made, hold))
+        path.detached(py, |shell| shell.attach(id, made, hold, probe))
     }
 
     fn detach(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {

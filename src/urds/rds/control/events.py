@@ -89,6 +89,7 @@ class Attach(PathAction):
 
     stream: int
     hold: Hold
+    probe: bytes | None = None  # extension of a numbered probe that leads what is new
 
 
 @record

@@ -121,13 +121,25 @@ class Handshakes:
 
     # -- what is sent
 
+    def leading_probe(self, path: TcpPath) -> bytes | None:
+        """Return the probe that goes with a new stream to a peer not known, ahead of all new.
+
+        Behind that, a stream that is cut early would carry none, and the next one begins with
+        retransmissions. A held path takes only a hello, which `greet` sends.
+        """
+        if path.held or self.facts.kind is not PeerKind.UNKNOWN:
+            return None
+        path.probe_sent = True
+        self._context.stats.probes += 1
+        return self._ours(generation=False)
+
     def greet(self, path: TcpPath, now_ns: int) -> None:
-        """Send the first frame on a new stream."""
+        """Send the first frame on a new stream, unless it went with that."""
         if path.acquainted:
             self._context.stats.hellos += 1
             path.hello_sent = True
             self._send(path, PROBE_PORT, PING_PORT, self._ours(generation=True), hello=True)
-        elif self.facts.kind is PeerKind.UNKNOWN and not self._context.lower:
+        elif self.facts.kind is PeerKind.UNKNOWN:
             self.probe(path)
         elif path.held:
             self.await_answer(path, now_ns)

@@ -222,8 +222,6 @@ class TcpPeer:
             if path.held:
                 path.timers.set(TimerKind.ANSWER, now_ns + self.settings.hello_wait_ns)
         elif self.facts.kind is PeerKind.UNKNOWN:
-            if self.lower:
-                self._handshakes.probe(path)
             self._handshakes.await_answer(path, now_ns)
         else:
             self._handshakes.release(path)

@@ -246,7 +246,8 @@ class TcpStreams:
         path.acquainted = stream.is_urds or self._peer_kind is PeerKind.URDS
         hold = self._hold_of(path)
         path.held = hold is Hold.HELLO
-        self._context.emit(Attach(self._context.peer, path.index, stream.number, hold))
+        probe = self._handshakes.leading_probe(path)
+        self._context.emit(Attach(self._context.peer, path.index, stream.number, hold, probe))
         self._handshakes.greet(path, now_ns)
 
     def _hold_of(self, path: TcpPath) -> Hold:

@@ -497,9 +497,10 @@ class Path(Protocol):
     index: int
     attachment: int  # streams so far; see FirstFrame
 
-    def attach(self, stream: Stream, *, hold: Hold) -> None:
+    def attach(self, stream: Stream, *, hold: Hold, probe: bytes | None = None) -> None:
         """Attach a connected stream: map first, then (once not held) retransmissions, new messages.
 
+        A numbered probe with the extension `probe` (16 bytes) goes ahead of the new messages.
         An attached stream is superseded: it is read until it would block, then closed.
         """
 

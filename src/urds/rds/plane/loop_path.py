@@ -25,7 +25,7 @@ class LoopPath:
         self.index = 0
         self.attachment = 0  # it has no stream
 
-    def attach(self, stream: Stream, *, hold: Hold) -> None:
+    def attach(self, stream: Stream, *, hold: Hold, probe: bytes | None = None) -> None:
         """Raise: a loop has no stream."""
         raise AssertionError("a loop path has no stream")
 

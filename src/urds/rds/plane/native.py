@@ -58,9 +58,9 @@ class Path(urds_native.Path):
         path.local, path.peer, path.index = local, peer, index
         return path
 
-    def attach(self, stream: contract.Stream, *, hold: Hold) -> None:
+    def attach(self, stream: contract.Stream, *, hold: Hold, probe: bytes | None = None) -> None:
         """Attach a connected stream; a TCP socket is read and written without Python."""
-        super().attach(stream, _descriptor_of(stream), hold.name)
+        super().attach(stream, _descriptor_of(stream), hold.name, probe)
 
     def detach(self) -> contract.Stream | None:
         """Return the stream."""

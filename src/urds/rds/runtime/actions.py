@@ -72,7 +72,7 @@ class Actions:
         path = self._path(host, action.peer, action.index)
         stream = self._driver.streams.take(action.stream, path)
         if stream is not None:
-            path.attach(stream, hold=action.hold)
+            path.attach(stream, hold=action.hold, probe=action.probe)
 
     def _refuse(self, host: LocalAddressState, action: events.Refuse) -> None:
         self._driver.streams.refuse(action.stream)

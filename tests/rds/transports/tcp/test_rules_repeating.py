@@ -306,6 +306,19 @@ def is_probe(frame: Frame) -> bool:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+def test_the_first_connection_begins_with_the_probe_whatever_waits(lab: Lab, order: str) -> None:
+    """Behind 64 KiB of messages it would be lost with an early cut, and then wait for repeats."""
+    node, peer = lab.pair(order, kernel={"probes": False})
+    waiting = [bytes(1000)] * 150
+    send_to_kernel(node, peer, waiting)
+    if peer.lower:
+        peer.seek()
+    assert arrived(peer, len(waiting)) == waiting
+    assert is_probe(next(frame for frame in peer.frames if not frame.is_map))
+    assert sum(map(is_probe, peer.frames)) == 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_probe_stands_behind_the_repeats(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order, kernel={"probes": False})
     assert probe_on_a_reconnect(node, peer) == SENT

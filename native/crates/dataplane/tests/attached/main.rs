@@ -80,7 +80,8 @@ impl Node {
     fn path(&self, last: u8, peer: u8, end: UnixStream) -> PathId {
         let path = self.plane.path(address(last), address(peer), 0, 1);
         let stream = TcpStream::new(OwnedFd::from(end));
-        self.plane.attach(path, Arc::new(stream), Hold::Nothing);
+        self.plane
+            .attach(path, Arc::new(stream), Hold::Nothing, None);
         let agreement = Agreement {
             ack_mode: AckMode::PeerAcknowledged,
             checksum: false,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
 from urds.rds.addresses import socket_address
-from urds.rds.constants import MAX_MESSAGE_BYTES, PROBE_PORT
+from urds.rds.constants import MAX_MESSAGE_BYTES, PING_PORT, PROBE_PORT
 from urds.rds.plane.contract import (
     Agreement,
     ConnectWanted,
@@ -228,8 +228,11 @@ class StreamPath:
 
     # -- the stream comes and goes
 
-    def attach(self, stream: Stream, *, hold: Hold) -> None:
-        """Attach a stream; an earlier one is read until it would block and closed."""
+    def attach(self, stream: Stream, *, hold: Hold, probe: bytes | None = None) -> None:
+        """Attach a stream; an earlier one is read until it would block and closed.
+
+        A probe that a later call queues would stand behind what is written at once.
+        """
         old = self.detach()
         with self._state.lock:
             if old is not None:
@@ -240,6 +243,10 @@ class StreamPath:
             self.writer.begin_stream()
             self.reader.begin_stream()
             self.core.attach(hold)
+            if probe is not None:
+                self.core.control(
+                    source_port=PROBE_PORT, target_port=PING_PORT, extension=probe, hello=False
+                )
             self._state.note_attached(self)
             try:
                 self._progress.poll_set.add(self)
