@@ -92,7 +92,7 @@ class CourierWorld:
 
     def both(self, label: str, call: Callable[[Side], object]) -> None:
         """Make one call on both sides; what it gave is equal."""
-        self.happened["carried" if self.sides[1].is_carried() else "not carried"] += 1
+        self.happened["by a courier" if self.sides[1].has_courier() else "by the core"] += 1
         self.lockstep.both(label, call)
 
     def look(self) -> None:

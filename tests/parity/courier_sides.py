@@ -388,7 +388,7 @@ class Side:
         self.now_ns += time_ns
         self._has_waited |= time_ns > ACK_DELAY_NS
 
-    def is_carried(self) -> bool:
+    def has_courier(self) -> bool:
         """Tell whether a courier has the numbers of the connection."""
         courier = self.path.lock.courier
         return courier is not None and courier.is_given

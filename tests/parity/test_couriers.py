@@ -46,7 +46,7 @@ def test_random_calls_and_frames_come_out_alike() -> None:
     """A failure names its seed and its last steps."""
     run = Run(PLANES[PYTHON], PLANES[NATIVE])
     run.until(CASES, 0)
-    missing = {*STEP_NAMES, "carried", "not carried", "cut"} - run.seen.keys()
+    missing = {*STEP_NAMES, "by a courier", "by the core", "cut"} - run.seen.keys()
     assert not missing, "of so many cases they have to be some"
 
 
@@ -87,13 +87,13 @@ def test_a_core_that_breaks_a_rule_is_found_out(
 
 
 @pytest.fixture
-def carried() -> Iterator[Side]:
+def with_courier() -> Iterator[Side]:
     """Give a side whose connection a courier has."""
     side = Side(PLANES[NATIVE], Limits(), CoreLimits())
     side.bind("x", PORT, MailboxSettings(send_wait_ns=0, receive_wait_ns=0))
     side.attach(FrameFormat.PACKED, 0)
     side.settle()
-    assert side.is_carried()
+    assert side.has_courier()
     yield side
     side.close()
 
@@ -103,20 +103,20 @@ def message(sequence: int, text: bytes, **values: Any) -> bytes:
     return data
 
 
-def test_a_frame_that_a_courier_took_in_part_is_not_begun_again(carried: Side) -> None:
+def test_a_frame_that_a_courier_took_in_part_is_not_begun_again(with_courier: Side) -> None:
     """The rest waits for the device's next pass; a send of the core comes before that."""
     with_key = message(3, b"three", extension=WITH_KEY)
-    carried.peer.say(message(1, b"one") + message(2, b"two") + with_key)
-    carried.plane.progress()
-    assert carried.path.lock.courier.is_given
-    carried.path.row()
-    carried.send("x", [b"plain"], (str(THERE), 4000))
-    carried.settle()
-    taken: list[Any] = carried.take_all("x")
+    with_courier.peer.say(message(1, b"one") + message(2, b"two") + with_key)
+    with_courier.plane.progress()
+    assert with_courier.path.lock.courier.is_given
+    with_courier.path.row()
+    with_courier.send("x", [b"plain"], (str(THERE), 4000))
+    with_courier.settle()
+    taken: list[Any] = with_courier.take_all("x")
     assert [one.payload for one in taken] == [b"one", b"two", b"three"]
 
 
-def test_a_notice_does_not_hide_the_messages_behind_it(carried: Side) -> None:
+def test_a_notice_does_not_hide_the_messages_behind_it(with_courier: Side) -> None:
     """Found of `recv_many`: it looked for messages before the notice was taken."""
     piece = memoryview(bytearray(b"written"))
     write = RdmaTransfer(
@@ -126,42 +126,42 @@ def test_a_notice_does_not_hide_the_messages_behind_it(carried: Side) -> None:
         pieces=(piece,),
         notify=True,
     )
-    carried.send("x", [b""], (str(THERE), 4000), operations=(write,))
-    carried.peer.say(message(1, b"one"))
-    carried.settle()
+    with_courier.send("x", [b""], (str(THERE), 4000), operations=(write,))
+    with_courier.peer.say(message(1, b"one"))
+    with_courier.settle()
     source = (str(THERE), 4000)
-    assert carried.mailboxes["x"].recv_many(3, 100) == [(b"", None), (b"one", source)]
+    assert with_courier.mailboxes["x"].recv_many(3, 100) == [(b"", None), (b"one", source)]
 
 
-def test_what_came_is_acknowledged_though_a_table_took_the_numbers(carried: Side) -> None:
-    carried.peer.say(message(1, b"asks for nothing"))
-    carried.settle()
-    carried.read()
-    carried.path.row()
-    assert not carried.is_carried()
-    carried.spend(2 * MS)
-    carried.settle()
-    assert [Header.parse(data).ack for data in carried.read()] == [1]
-    assert carried.is_carried()
+def test_what_came_is_acknowledged_though_a_table_took_the_numbers(with_courier: Side) -> None:
+    with_courier.peer.say(message(1, b"asks for nothing"))
+    with_courier.settle()
+    with_courier.read()
+    with_courier.path.row()
+    assert not with_courier.has_courier()
+    with_courier.spend(2 * MS)
+    with_courier.settle()
+    assert [Header.parse(data).ack for data in with_courier.read()] == [1]
+    assert with_courier.has_courier()
 
 
-def test_a_send_ends_the_news_of_a_map(carried: Side) -> None:
+def test_a_send_ends_the_news_of_a_map(with_courier: Side) -> None:
     """A map that came since an ENOBUFS makes a socket readable, for polls, until its next call.
 
     On a connection that no courier can carry.
     """
     target = (str(THERE), 4000)
-    carried.detach()
-    carried.attach(FrameFormat.SHORT, 0)
-    carried.show("x")
-    say_map(carried, 1 << 4000 % 8)
+    with_courier.detach()
+    with_courier.attach(FrameFormat.SHORT, 0)
+    with_courier.show("x")
+    say_map(with_courier, 1 << 4000 % 8)
     with pytest.raises(OSError, match="No buffer space"):
-        carried.send("x", [b"refused"], target)
-    say_map(carried, 0)
-    assert readiness(carried.descriptors["x"]) == select.POLLIN | select.POLLOUT
-    carried.send("x", [b"taken"], target)
-    carried.settle()
-    assert readiness(carried.descriptors["x"]) == select.POLLOUT
+        with_courier.send("x", [b"refused"], target)
+    say_map(with_courier, 0)
+    assert readiness(with_courier.descriptors["x"]) == select.POLLIN | select.POLLOUT
+    with_courier.send("x", [b"taken"], target)
+    with_courier.settle()
+    assert readiness(with_courier.descriptors["x"]) == select.POLLOUT
 
 
 def say_map(side: Side, byte: int) -> None:

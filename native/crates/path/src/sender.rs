@@ -122,8 +122,7 @@ pub struct Sender {
     pub ack_request_due: bool,
     /// Nothing new is sent any more but a ping from this port; its number, once it is framed.
     pub(crate) last: Option<(u16, Option<u64>)>,
-    /// The next framed message is the only one: its reply acknowledges it, so it counts, but
-    /// requests nothing.
+    /// The next framed message is the only one: its reply acknowledges it, so it requests nothing.
     pub lone: bool,
     unacked_packets_left: usize,
     unacked_bytes_left: usize,
