@@ -20,7 +20,6 @@ from urds.rds.plane.python.send_side import AS_CONGESTED, RoomWaiters, SendSide,
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
-    from urds.rds.plane.python.accounts import Destination
     from urds.rds.plane.python.progress import Progress
     from urds.rds.plane.python.state import Host, State
 
@@ -50,7 +49,6 @@ class ExternalPath(NothingGathers):
         self.connected = False
         self.absent = False  # messages have long waited for a connection
         self.room_wanted: set[Any] = set()  # send sides that wait for `full` to end
-        self.destinations: dict[Any, Destination] = {}  # that their messages count in
         self._held: dict[SendSide, tuple[int, int]] = {}  # messages, and their bytes
         self._state = state
         self._progress = progress

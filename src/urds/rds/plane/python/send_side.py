@@ -165,10 +165,8 @@ class SendSide:
         return route is not None and isinstance(route.path, LoopPath)
 
     def destination_at(self, path: PathMember) -> Destination:
-        """Return the account of a path's peer, at the path from now on."""
-        destination = self.accounts.destination(path.peer, absent=path.absent)
-        path.destinations[self] = destination
-        return destination
+        """Return the account of a path's peer."""
+        return self.accounts.destination(path.peer, absent=path.absent)
 
     def _has_one_way(self) -> bool:
         """Return whether all sends share a path or account: at its limit then every send waits.
@@ -304,8 +302,8 @@ class SendSide:
 
     def note_freed(self, path: PathMember, freed_bytes: int) -> None:
         """Take messages that left a path off the account of their destination; notify senders."""
-        destination = path.destinations.get(self)
-        if destination is not None:  # else the mailbox is closed
+        destination = self.accounts.known(path.peer)
+        if destination is not None:  # else its route is forgotten, and the messages were empty
             self.accounts.give_back(destination, freed_bytes, self.send_queued_bytes)
         if not self.send_queued_bytes:
             self._state.counters.send_queue_empty += 1
@@ -322,7 +320,7 @@ class SendSide:
 
     def note_path_room(self, path: PathMember) -> None:
         """Notify senders that a path is below its limit again."""
-        destination = path.destinations.get(self)
+        destination = self.accounts.known(path.peer)
         if destination is not None and destination.path_full:
             destination.path_full = False
             self._tell_roomy(self.accounts.take_unblocked(destination))
@@ -442,8 +440,6 @@ class SendSide:
         """Wake all senders: the mailbox is closed."""
         self._forget_targets()
         wait_queue = self._state.wait_queue
-        for path in self.paths():
-            path.destinations.pop(self, None)
         self.room_waiters.tell_all(wait_queue)
         for destination in self.accounts.take_refused():
             destination.tell(wait_queue)

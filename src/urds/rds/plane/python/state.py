@@ -72,7 +72,6 @@ class PathMember(Protocol):
     full: bool
     absent: bool
     room_wanted: set[Any]
-    destinations: dict[Any, Any]
 
 
 class Host:

@@ -34,7 +34,6 @@ from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.types import AckMode, Hold
 
 if TYPE_CHECKING:
-    from urds.rds.plane.python.accounts import Destination
     from urds.rds.plane.python.progress import Progress
     from urds.rds.plane.python.state import Host, State
 
@@ -77,7 +76,6 @@ class StreamPath:
         self.absent = False  # messages have long waited for a stream
         self.message_bytes_max = MAX_MESSAGE_BYTES  # more only after the peer agreed
         self.room_wanted: set[Owner] = set()
-        self.destinations: dict[Owner, Destination] = {}  # of the sockets' messages
         self._wanted = False
         self._first_frame_told = False
         self._dependents: list[StreamPath] = []  # held behind a fence of this path
