@@ -127,6 +127,10 @@ class Adapter:
     def call_soon(self, call: Callable[[], None]) -> None:
         self._soon.append(call)
 
+    def is_due(self) -> bool:
+        """Return whether something waits for the next pass."""
+        return bool(self._soon)
+
     def finish(self) -> None:
         """Do what the engine leaves to its device, as `NativeShmAdapter` does."""
         engine = self.channel_engine

@@ -36,6 +36,8 @@ from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing
 from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import Header
+from urds.verbs.engine.numbers import QPAttrMask, QPState
+from urds.verbs.engine.queue_pair import QPAttr
 
 CASES: Final = 10_000  # in which every step is made, with and without a courier
 CASES_MAX: Final = 60_000  # until a broken rule has to be seen
@@ -143,6 +145,17 @@ def test_what_came_is_acknowledged_though_a_table_took_the_numbers(with_courier:
     with_courier.settle()
     assert [Header.parse(data).ack for data in with_courier.read()] == [1]
     assert with_courier.has_courier()
+
+
+def test_a_queue_pair_that_failed_is_not_asked_pass_after_pass(with_courier: Side) -> None:
+    """A device makes passes until none is due, with its lock held: the connection could not end."""
+    adapter = with_courier.adapter
+    adapter.queue_pairs[-1].modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, 0)
+    with_courier.send("x", [b"waits for another connection"], (str(THERE), 4000))
+    assert with_courier.has_courier()
+    with_courier.path.link.finish_soon()
+    adapter.finish()
+    assert not adapter.is_due()
 
 
 def test_a_send_ends_the_news_of_a_map(with_courier: Side) -> None:

@@ -171,9 +171,10 @@ class Link:
             self.path.around.is_paused = True
         if paused_slot is not None:
             self._hold(paused_slot)
-        # What the courier was about to do is the core's now, though nothing else may happen here.
+        # What the courier was about to do is the core's now, though nothing else may happen here. A
+        # queue pair that has failed takes nothing: each pass would ask for another one.
         self.path.plan_acknowledgement()
-        if self.path.core.wants_work():
+        if self._may_post() and self.path.core.wants_work():
             self.finish_soon()
 
     def _handle_courier(self) -> None:
@@ -259,17 +260,22 @@ class Link:
 
     def progress(self) -> None:
         """Post the core's work, until there is none or the ring is full."""
-        qp = self._qp
-        if not self._attached or qp is None or self._protocol_error is not None:
+        qp, path = self._qp, self.path
+        if qp is None:
             return
-        path = self.path
         poll_work = path.core.poll_work
-        while qp.state is QPState.RTS:  # work may fail, and end it, within a kick
+        while self._may_post():  # work may fail, and end it, within a kick
             with path.lock:
                 works: list[Work] = list(islice(iter(poll_work, None), _BATCH))
             if not works or not self._post(qp, works):
                 return
             self.device.adapter.progress_qp(qp)
+
+    def _may_post(self) -> bool:
+        """Return whether the queue pair takes work."""
+        qp = self._qp
+        is_well = self._attached and self._protocol_error is None
+        return is_well and qp is not None and qp.state is QPState.RTS
 
     def give(self) -> None:
         """Have a courier go on, if there is one. The lock of the cores is held as well."""
