@@ -7,7 +7,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::sys::Errno;
-use crate::sys::area::{self, Area};
+use crate::sys::area::{self, Area, PAGE_BYTES};
 
 /// First word: `URDSCONG`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSCONG");
@@ -16,7 +16,6 @@ pub const VERSION: u32 = 1;
 /// One bit per port, as on the wire.
 pub const MAP_BYTES: usize = 8192;
 
-const PAGE_BYTES: usize = 4096;
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 8;
 const AT_SLOTS: usize = 12;

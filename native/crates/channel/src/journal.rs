@@ -15,12 +15,11 @@ use core::sync::atomic::Ordering;
 use crate::socket_memory::layout::ROUTES;
 use crate::socket_memory::{Name, Sizes};
 use crate::sys::Errno;
-use crate::sys::area::{self, Area};
+use crate::sys::area::{self, Area, PAGE_BYTES};
 
 /// First word: `URDSJRN1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSJRN1");
 
-const PAGE_BYTES: usize = 4096;
 const AT_MAGIC: usize = 0;
 const AT_SLOTS: usize = 8;
 const AT_QUEUE: usize = 12;

@@ -53,6 +53,24 @@ pub fn lock(word: &AtomicU32) -> Result<Guard<'_>, Deadlock> {
     })
 }
 
+/// Take the lock if no thread has it, nor was killed with it: for a caller that may not wait, nor mend.
+pub fn try_lock(word: &AtomicU32) -> Option<Guard<'_>> {
+    let thread = Thread::current();
+    let before = thread.pending();
+    thread.set_pending(thread.name_of(word.as_ptr()));
+    let taken = word.compare_exchange(0, thread.number, Ordering::Acquire, Ordering::Relaxed);
+    if taken.is_err() {
+        thread.set_pending(before);
+        return None;
+    }
+    Some(Guard {
+        word,
+        thread,
+        before,
+        is_inherited: false,
+    })
+}
+
 /// Wait for the lock and take it; return whether its holder was killed.
 #[cold]
 fn wait(word: &AtomicU32, number: u32) -> bool {

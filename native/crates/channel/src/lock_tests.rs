@@ -40,6 +40,19 @@ fn a_handler_of_the_holder_is_refused_and_others_are_not() {
 }
 
 #[test]
+fn who_may_not_wait_is_told_that_it_is_held() {
+    let area = shared();
+    let guard = try_lock(area.word(0)).expect("it is free");
+    assert!(!guard.is_inherited);
+    assert!(try_lock(area.word(0)).is_none());
+    drop(guard);
+    assert_eq!(stepped::run(LONG, || hold(&area)), Run::Killed);
+    assert!(try_lock(area.word(0)).is_none(), "the next one mends it");
+    drop(lock(area.word(0)).expect("its holder is dead"));
+    assert!(try_lock(area.word(0)).is_some());
+}
+
+#[test]
 fn a_killed_holder_leaves_the_lock_and_says_so() {
     let area = shared();
     assert_eq!(stepped::run(LONG, || hold(&area)), Run::Killed);

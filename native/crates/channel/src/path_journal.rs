@@ -9,14 +9,13 @@ use core::sync::atomic::Ordering;
 
 use crate::socket_memory::Name;
 use crate::sys::Errno;
-use crate::sys::area::{self, Area};
+use crate::sys::area::{self, Area, PAGE_BYTES};
 
 /// First word: `URDSPATH`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSPATH");
 
 const ENTRIES: u32 = 16_384;
 const ENTRY_BYTES: usize = 128;
-const PAGE_BYTES: usize = 4096;
 const AT_MAGIC: usize = 0;
 const AT_USED: usize = 8;
 const AT_GENERATION: usize = 12;

@@ -423,8 +423,12 @@ impl State {
         let mut late = Vec::new();
         self.attached.late.drain_into(&mut late);
         for id in late {
-            if let Some(attached) = self.attached_mut(id) {
-                attached.side.give_back_late();
+            let Some(attached) = self.attached_mut(id) else {
+                continue;
+            };
+            attached.side.give_back_late();
+            if attached.side.has_late() {
+                self.note_late(id); // a sender had the lock
             }
         }
     }

@@ -7,7 +7,7 @@ use super::client_side::{ClientSide, Rejected, Route};
 use super::layout::{
     AT_CLAIM, AT_SENT_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, RECORD_BYTES, SEND_EXTENSION,
     SEND_EXTENSION_BYTES, SEND_FLAGS, SEND_LENGTH, SEND_PORT, SEND_ROUTE, SEND_ROUTE_SENT_AFTER,
-    SEND_SENT_AFTER, SEND_SUBMISSION, route_sent_at, units_of,
+    SEND_SENT_AFTER, SEND_SUBMISSION, route_sent_at, soft_units, units_of,
 };
 use super::name::Name;
 use super::options::Word;
@@ -122,8 +122,9 @@ impl ClientSide {
             tiles.rewind(); // messages without payload are not in the account
         }
         let needed = units_of(length);
-        let soft_bytes = 2 * self.options().get(Word::SendBytes) as usize;
-        let at = tiles.find(needed, soft_bytes)?.ok_or(Rejected::Full)?;
+        let send_bytes = self.options().get(Word::SendBytes);
+        let soft = soft_units(send_bytes, self.layout.send_units);
+        let at = tiles.find(needed, soft)?.ok_or(Rejected::Full)?;
         let claim = Claim {
             at,
             needed,

@@ -2,7 +2,7 @@
 
 use crate::atomics::Ordering;
 use crate::sys::Errno;
-use crate::sys::area::{self, Area};
+use crate::sys::area::{self, Area, PAGE_BYTES};
 
 /// First word: `URDSOCK1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSOCK1");
@@ -10,6 +10,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSOCK1");
 pub const VERSION: u32 = 1;
 /// Records are at multiples of this, and as long.
 pub const UNIT_BYTES: usize = 64;
+const SOFT_BYTES_MIN: usize = 64 << 10;
 /// Before the payload of a record.
 pub const RECORD_BYTES: usize = 64;
 /// Between the header and the payload of a received record with a trace.
@@ -20,8 +21,6 @@ pub const PLACE_BYTES_MAX: usize = 107;
 pub const ROUTES: usize = 4096;
 /// Entries of the client's table from addresses to routes.
 pub const NAMES: usize = 2 * ROUTES;
-
-const PAGE_BYTES: usize = 4096;
 
 // Written once, by the process that makes the memory.
 pub const AT_MAGIC: usize = 0;
@@ -120,6 +119,13 @@ pub const ROUTE_ERROR: usize = 16;
 pub const ROUTE_ABSENT: u32 = 1;
 /// In `ROUTE_FLAGS`: the number means nothing any more; ask again.
 pub const ROUTE_GONE: u32 = 2;
+
+/// Behind how many units an area of so many is used for want of room alone, if a buffer counts so
+/// many bytes: few pages are touched.
+pub fn soft_units(buffer_bytes: u32, area_units: u32) -> u32 {
+    let bytes = (2 * buffer_bytes as usize).max(SOFT_BYTES_MIN);
+    u32::try_from(bytes / UNIT_BYTES).map_or(area_units, |units| units.min(area_units))
+}
 
 /// How large the parts of a socket's memory are, and what its node allows; for life.
 #[derive(Clone, Copy, Debug)]

@@ -10,19 +10,19 @@ use core::sync::atomic::{Ordering, fence};
 use super::layout::{
     AT_PUBLISHED, AT_RECEIVE_LIMIT, AT_TAKEN, AT_WANTS_TAKEN, Layout, RECEIVE_ADDRESS,
     RECEIVE_EXTENSION, RECEIVE_EXTENSION_BYTES, RECEIVE_LENGTH, RECEIVE_NEXT, RECEIVE_PORT,
-    RECEIVE_SCOPE, RECEIVE_TRACES, RECEIVE_WALL_NS, RECORD_BYTES, TRACE_BYTES, UNIT_BYTES,
+    RECEIVE_SCOPE, RECEIVE_TRACES, RECEIVE_WALL_NS, RECORD_BYTES, TRACE_BYTES, soft_units,
     units_of,
 };
 use super::name::Name;
 use super::node_side::{ClientError, NodeSide};
 use super::options::{Options, Word};
 use crate::journal::{self, ENTRY_AT, ENTRY_LENGTH, ENTRY_UNITS, Journal};
+use crate::sys::area::PAGE_BYTES;
 
 const SEGMENTS: usize = 8;
 /// The client is told of so many short messages at once, and of each that is longer than so many bytes.
 const TOLD_MESSAGES: u64 = 16;
 const TOLD_LENGTH: usize = 1024;
-const SOFT_BYTES_MIN: usize = 64 << 10;
 
 /// Receive-path positions and how long a message was there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +113,11 @@ impl Segments {
         let released = journal.long(journal::AT_RELEASED);
         let published = journal.long(journal::AT_PUBLISHED);
         let mut made = Self::new();
-        made.touched = layout.receive_units;
+        made.touched = if published == 0 {
+            0
+        } else {
+            layout.receive_units
+        };
         let first = released.saturating_sub(1);
         for count in first..published {
             let entry = journal.entry(count);
@@ -212,9 +216,7 @@ impl NodeSide {
     fn soft_units(&self) -> u32 {
         let limit = self.area.word(AT_RECEIVE_LIMIT).load(Ordering::Relaxed);
         let chosen = Options(&self.area).get(Word::ReceiveBytes).min(limit);
-        let bytes = (2 * chosen as usize).max(SOFT_BYTES_MIN);
-        let units = u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX);
-        units.min(self.layout.receive_units)
+        soft_units(chosen, self.layout.receive_units)
     }
 
     /// Copy bytes of a message into its place, from one of its offsets on.
@@ -325,43 +327,44 @@ impl NodeSide {
         }
         self.journal.set_long(journal::AT_RELEASED, released + new);
         if self.is_over_quota {
-            self.give_back_late(); // else its owner does so after a while
+            self.give_back_received(); // else its owner does so after a while
         }
         Ok(true)
     }
 
     /// Behind which unit pages are given back once the queue is empty; over quota none is kept.
-    fn late_from(&self) -> u32 {
-        let kept = if self.is_over_quota {
+    fn received_kept(&self) -> u32 {
+        if self.is_over_quota {
             0
         } else {
             self.soft_units()
-        };
-        let highest = self.segments.used().iter().map(|range| range.1).max();
-        highest.unwrap_or(0).max(kept)
+        }
     }
 
-    /// Return whether the queue is empty and there are pages to give back; `give_back_late` then,
-    /// after a while: who fills them again at once pays for a fault of each.
+    /// Return whether nothing is unread and there are pages to give back.
     #[inline]
-    pub fn has_late(&self) -> bool {
-        self.unread() == 0 && self.segments.touched > self.late_from()
+    pub(super) fn has_late_received(&self) -> bool {
+        self.segments.touched > self.received_kept() && self.unread() == 0
     }
 
-    /// Give back the pages behind the soft end, and over quota all, if nothing is in them.
-    pub fn give_back_late(&mut self) {
-        if self.is_over_quota && self.unread() == 0 {
-            let lowest = self.segments.used().first().map_or(0, |range| range.0);
-            let bytes = lowest as usize * UNIT_BYTES;
-            self.area.give_back(self.layout.receive_unit(0), bytes);
+    /// Give back the pages behind the soft end, and over quota all, if nothing is in them. The last
+    /// record stays: the next one's place is written there.
+    pub(super) fn give_back_received(&mut self) {
+        if !self.has_late_received() {
+            return;
         }
-        if self.has_late() {
-            let highest = self.late_from();
-            let bytes = (self.segments.touched - highest) as usize * UNIT_BYTES;
-            self.area
-                .give_back(self.layout.receive_unit(highest), bytes);
-            self.segments.touched = highest;
+        let kept = self.received_kept();
+        let used = self.segments.used();
+        let lowest = used.iter().map(|range| range.0).min().unwrap_or(0);
+        let highest = used.iter().map(|range| range.1).max().unwrap_or(0);
+        let at = |unit| self.layout.receive_unit(unit);
+        let end = at(self.segments.touched).next_multiple_of(PAGE_BYTES);
+        for (from, to) in [(at(kept), at(lowest)), (at(highest.max(kept)), end)] {
+            if from < to {
+                self.area.give_back(from, to - from);
+            }
         }
+        self.segments.touched = kept;
     }
 
     /// Have the client ring once it has taken the message after `ahead` more; `look_taken` again

@@ -3,15 +3,18 @@
 use core::sync::atomic::Ordering;
 
 use super::layout::{
-    AT_FREED_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, RECORD_BYTES, ROUTE_FREED, ROUTES,
-    SEND_EXTENSION, SEND_EXTENSION_BYTES, SEND_FLAGS, SEND_LENGTH, SEND_PORT, SEND_ROUTE,
-    SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at, units_of,
+    AT_FREED_BYTES, AT_SENDERS, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, RECORD_BYTES, ROUTE_FREED,
+    ROUTES, SEND_EXTENSION, SEND_EXTENSION_BYTES, SEND_FLAGS, SEND_LENGTH, SEND_PORT, SEND_ROUTE,
+    SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at, soft_units, units_of,
 };
 use super::node_side::{ClientError, NodeSide};
+use super::options::Word;
+use super::send_area::SendArea;
 use crate::journal::{
     self, SLOT_AT, SLOT_FREE, SLOT_LEAVING, SLOT_LENGTH, SLOT_ROUTE, SLOT_STATE, SLOT_SUBMISSION,
     SLOT_UNITS, SLOT_USED,
 };
+use crate::lock;
 use crate::sys::area::Area;
 
 /// A message of the client, checked. Its payload may change at any time.
@@ -102,7 +105,8 @@ impl NodeSide {
             self.submitted = taken.wrapping_add(u64::from(waiting));
         }
         let entry = self.area.word(self.layout.ring_entry(taken));
-        let (units, mut submission) = self.check(entry.load(Ordering::Relaxed), taken)?;
+        let unit = entry.load(Ordering::Relaxed);
+        let (units, mut submission) = self.check(unit, taken)?;
         let Some((slot, is_new)) = self.free_slot() else {
             return Ok(None);
         };
@@ -113,9 +117,8 @@ impl NodeSide {
         } else {
             self.journal.word(at + SLOT_UNITS)
         };
-        let unit = (submission.at - RECORD_BYTES - self.layout.send_at) / 64;
         let set = |offset, value| self.journal.set_word(at + offset, value);
-        set(SLOT_AT, u32::try_from(unit).unwrap_or(0));
+        set(SLOT_AT, unit);
         set(SLOT_LENGTH, u32::try_from(submission.length).unwrap_or(0));
         set(SLOT_ROUTE, submission.route);
         set(journal::SLOT_PATH, 0);
@@ -128,6 +131,8 @@ impl NodeSide {
         set(SLOT_UNITS, units);
         self.journal.set_long(at + SLOT_SUBMISSION, taken);
         set(SLOT_STATE, SLOT_USED);
+        self.held_slots += 1;
+        self.sent_touched = self.sent_touched.max(unit + units);
         let taken = taken.wrapping_add(1);
         self.journal.set_long(journal::AT_TAKEN, taken);
         if taken.is_multiple_of(u64::from(self.layout.submissions / TOLD_PARTS).max(1)) {
@@ -195,6 +200,7 @@ impl NodeSide {
         self.set_tile_free(at);
         self.count_freed(route, bytes);
         self.journal.set_word(at + SLOT_STATE, SLOT_FREE);
+        self.held_slots -= 1;
         let next_free = self.journal.word(journal::AT_FREE_SLOT);
         self.journal.set_word(at + SLOT_UNITS, next_free);
         self.journal.set_word(journal::AT_FREE_SLOT, slot + 1);
@@ -236,6 +242,43 @@ impl NodeSide {
         let units = self.journal.word(slot_at + SLOT_UNITS);
         let word = self.area.long(self.layout.send_unit(unit));
         word.store(u64::from(units) | TILE_FREE, Ordering::Release);
+    }
+
+    /// Behind which unit pages are given back once all is freed; over quota none is kept.
+    fn sent_kept(&self) -> u32 {
+        if self.is_over_quota {
+            return 0;
+        }
+        soft_units(self.options().get(Word::SendBytes), self.layout.send_units)
+    }
+
+    /// Return whether nothing is taken and not freed, and there are pages to give back.
+    #[inline]
+    pub(super) fn has_late_sent(&self) -> bool {
+        self.held_slots == 0 && self.sent_touched > self.sent_kept()
+    }
+
+    /// Give back the pages behind the soft end, and over quota all, if nothing is in them. While a
+    /// sender has the lock, or left a message to take, they stay: again after a while.
+    pub(super) fn give_back_sent(&mut self) {
+        if !self.has_late_sent() {
+            return;
+        }
+        let kept = self.sent_kept();
+        {
+            let Some(_guard) = lock::try_lock(self.area.word(AT_SENDERS)) else {
+                return;
+            };
+            if self.submissions() != Ok(0) {
+                return;
+            }
+            let tiles = SendArea {
+                area: &self.area,
+                layout: &self.layout,
+            };
+            tiles.give_back(kept, self.sent_touched);
+        }
+        self.sent_touched = kept;
     }
 
     /// Return how many bytes are taken and not freed.

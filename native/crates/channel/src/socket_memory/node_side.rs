@@ -33,6 +33,10 @@ pub struct NodeSide {
     pub(super) segments: Segments,
     /// Submissions that there were when all before them had been taken.
     pub(super) submitted: u64,
+    /// Slots that hold a message.
+    pub(super) held_slots: u32,
+    /// Behind the last unit of the send area that was used since pages were given back.
+    pub(super) sent_touched: u32,
     was_filled: bool,
     pub(super) is_over_quota: bool,
 }
@@ -47,16 +51,21 @@ impl NodeSide {
         let journal = Journal::new(journal)?;
         let segments = Segments::read(&journal, &layout);
         let submitted = journal.long(journal::AT_TAKEN);
-        let side = Self {
+        let mut side = Self {
             area,
             layout,
             journal,
             segments,
             submitted,
+            held_slots: 0,
+            sent_touched: if submitted == 0 { 0 } else { layout.send_units },
             was_filled: false,
             is_over_quota: false,
         };
         side.recover();
+        let mut held_slots = 0;
+        side.held_messages(|_| held_slots += 1);
+        side.held_slots = held_slots;
         Ok(side)
     }
 
@@ -146,8 +155,21 @@ impl NodeSide {
             .store(bytes, Ordering::Release);
     }
 
-    /// Tell whether sends are refused: the socket's user is over its quota. An empty receive queue
-    /// keeps no pages then.
+    /// Return whether a queue is empty and has pages to give back; `give_back_late` then, after a
+    /// while: who fills them again at once pays for a fault of each.
+    #[inline]
+    pub fn has_late(&self) -> bool {
+        self.has_late_received() || self.has_late_sent()
+    }
+
+    /// Give back the pages of empty queues behind their soft ends, and over quota all.
+    pub fn give_back_late(&mut self) {
+        self.give_back_received();
+        self.give_back_sent();
+    }
+
+    /// Tell whether sends are refused: the socket's user is over its quota. An empty queue keeps no
+    /// pages then.
     pub fn set_over_quota(&mut self, is_over: bool) {
         self.is_over_quota = is_over;
         self.area

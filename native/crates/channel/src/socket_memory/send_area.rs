@@ -7,11 +7,8 @@
 
 use core::sync::atomic::Ordering;
 
-use super::layout::{AT_CURSOR, Layout, TILE_FREE, TILE_USED, UNIT_BYTES};
-use crate::sys::area::Area;
-
-/// The soft end is at least this far.
-const SOFT_UNITS_MIN: u32 = (64 << 10) / 64;
+use super::layout::{AT_CURSOR, Layout, TILE_FREE, TILE_USED};
+use crate::sys::area::{Area, PAGE_BYTES};
 
 /// The tiling is none: a process wrote nonsense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +57,12 @@ impl SendArea<'_> {
         self.area.word(AT_CURSOR).store(unit, Ordering::Relaxed);
     }
 
-    /// Find a free tile of so many units; None if there is none. `soft_bytes` is how far to go
-    /// before turning back, so that few pages are used.
+    /// Find a free tile of so many units; None if there is none. `soft` is how far to go before
+    /// turning back, so that few pages are used.
     ///
     /// The tile is joined of what is free, and not split or used yet.
-    pub fn find(&self, needed: u32, soft_bytes: usize) -> Result<Option<u32>, Corrupt> {
+    pub fn find(&self, needed: u32, soft: u32) -> Result<Option<u32>, Corrupt> {
         let end = self.layout.send_units;
-        let soft = u32::try_from(soft_bytes / UNIT_BYTES).unwrap_or(u32::MAX);
-        let soft = soft.max(SOFT_UNITS_MIN).min(end);
         let cursor = self.area.word(AT_CURSOR).load(Ordering::Relaxed);
         // Behind the soft end it goes on while nothing is free at the start: to look from there each
         // time would be to look at every message that waits.
@@ -165,6 +160,15 @@ impl SendArea<'_> {
     /// Return whether a tile is used.
     pub fn is_used(&self, at: u32) -> Result<bool, Corrupt> {
         Ok(!self.read(at)?.is_free)
+    }
+
+    /// Give the pages from one unit to another back; no tile is used. All is one free tile then.
+    pub fn give_back(&self, from: u32, to: u32) {
+        self.write(0, 0, TILE_FREE);
+        self.rewind();
+        let at = self.layout.send_unit(from);
+        let end = self.layout.send_unit(to).next_multiple_of(PAGE_BYTES);
+        self.area.give_back(at, end - at);
     }
 
     /// Begin at the start again: nothing is in use.

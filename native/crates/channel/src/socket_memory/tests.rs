@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
 
 use super::layout::{self, RECORD_BYTES, ROUTE_GONE, WAIT_SLEEPERS};
 use super::*;
@@ -334,6 +335,74 @@ fn pages_behind_the_soft_end_are_given_back_when_asked_for() {
     pair.node.give_back_late();
     assert!(!pair.node.has_late());
     assert!(!filled(&pair));
+}
+
+/// Whether any byte of the send area from one on is not zero.
+fn is_sent_area_filled(pair: &Pair, from: usize) -> bool {
+    let mut bytes = vec![0; pair.node.area_bytes().0 - from];
+    let at = pair.node.layout.send_at + from;
+    pair.node.area.copy_out(at, &mut bytes);
+    bytes.iter().any(|&byte| byte != 0)
+}
+
+#[test]
+fn a_send_queue_that_was_long_gives_its_pages_back() {
+    let sizes = Sizes {
+        submissions: 1024,
+        send_bytes: 128 << 10,
+        ..small()
+    };
+    let mut pair = pair(&sizes);
+    for _ in 0..1000 {
+        pair.send(0, &[7]).expect("room"); // 128 bytes each, behind the soft end
+    }
+    let slots: Vec<u32> = (0..1000).filter_map(|_| Some(pair.take()?.0)).collect();
+    for &slot in &slots {
+        assert!(!pair.node.has_late(), "one is in use");
+        pair.free(slot);
+    }
+    assert!(pair.node.has_late());
+    pair.send(0, &[7]).expect("room");
+    pair.node.give_back_late();
+    assert!(is_sent_area_filled(&pair, 64 << 10), "a message is there");
+    let (slot, ..) = pair.take().expect("it was submitted");
+    pair.free(slot);
+    pair.node.give_back_late();
+    assert!(!pair.node.has_late());
+    assert!(!is_sent_area_filled(&pair, 64 << 10));
+    assert!(is_sent_area_filled(&pair, 0), "the next messages go there");
+    assert_eq!(pair.client.tiles().tiles(), [(0, 2048, false)]);
+    let long = vec![8; 8 << 10];
+    pair.send(0, &long).expect("room");
+    assert_eq!(pair.take().expect("it was submitted").2, long);
+}
+
+#[test]
+fn over_quota_an_empty_send_queue_keeps_no_page() {
+    let mut pair = pair(&small());
+    for _ in 0..4 {
+        pair.send(0, &[7; 1000]).expect("room");
+    }
+    let slots: Vec<u32> = (0..4).filter_map(|_| Some(pair.take()?.0)).collect();
+    pair.node.set_over_quota(true);
+    assert!(is_sent_area_filled(&pair, 0), "messages are there");
+    for slot in slots {
+        pair.free(slot);
+    }
+    assert!(pair.node.has_late());
+    let word = pair.node.area.word(layout::AT_SENDERS);
+    word.store(1, Ordering::Relaxed); // a sender is about to write there
+    pair.node.give_back_late();
+    assert!(pair.node.has_late() && is_sent_area_filled(&pair, 0));
+    pair.node
+        .area
+        .word(layout::AT_SENDERS)
+        .store(0, Ordering::Relaxed);
+    pair.node.give_back_late();
+    assert!(!pair.node.has_late() && !is_sent_area_filled(&pair, 0));
+    pair.node.set_over_quota(false);
+    pair.send(0, &[8; 5000]).expect("room");
+    assert_eq!(pair.take().expect("it was submitted").2, [8; 5000]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{Errno, check, raw};
 use crate::atomics::{AtomicU32, AtomicU64};
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 /// Linux 6.3 and later warn without it, earlier ones do not know it.
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
 

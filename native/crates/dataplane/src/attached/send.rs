@@ -311,8 +311,12 @@ impl State {
             {
                 let aside_bytes = record.accounts.aside_bytes() as u64;
                 attached.side.set_absent_bytes(aside_bytes);
+                let has_late = attached.side.has_late();
                 if attached.side.after_freeing() {
                     self.show(id);
+                }
+                if has_late {
+                    self.note_late(id);
                 }
             }
             self.empty_control_socket(id);

@@ -236,6 +236,28 @@ fn pages_of_a_long_queue_are_given_back_after_a_while() {
 }
 
 #[test]
+fn over_quota_an_idle_sender_keeps_no_pages_for_long() {
+    let world = World::new();
+    let (one, other) = node_pair(&world);
+    let route = one.route(3, Route::Loop);
+    one.send(route, PORT, &vec![7; 40_000]).unwrap();
+    world.plane.restrict(one.mailbox, true);
+    world.progress(0);
+    assert!(other.receive().is_some());
+    let has_late = || {
+        let read = |side: &NodeSide| side.has_late();
+        world.plane.read_attached(one.mailbox, read).unwrap()
+    };
+    assert!(has_late());
+    world.progress(LATE_NS);
+    assert!(!has_late());
+    world.plane.restrict(one.mailbox, false);
+    one.send(route, PORT, b"after").unwrap();
+    world.progress(0);
+    assert_eq!(other.receive().unwrap().0, b"after");
+}
+
+#[test]
 fn a_ping_to_an_address_of_this_node_is_answered() {
     let world = World::new();
     let (one, _other) = node_pair(&world);
