@@ -17,7 +17,6 @@ they lie, and so is how often it acknowledges.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 
 from tests.parity.courier_random import CourierWorld, MakePlane
 from tests.parity.runs import Runs, carry_out
@@ -31,20 +30,12 @@ class Run(Runs):
     def __init__(self, one: MakePlane, other: MakePlane) -> None:
         super().__init__()
         self._makers = (one, other)
-        self.seen: Counter[str] = Counter()
-        self._cases = 0
-
-    @property
-    def cases(self) -> int:
-        """How many cases there were."""
-        return self._cases
 
     def make_world(self, seed: int) -> None:
         """Make one world. Raises Difference, with its seed and its last cases."""
         world = CourierWorld(seed, self._makers)
         world.run()
-        self._cases += world.cases
-        self.seen.update(world.happened)
+        self.count(world.cases, world.happened)
 
 
 if __name__ == "__main__":

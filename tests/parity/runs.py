@@ -12,15 +12,15 @@ REPORT_EVERY_S: Final = 30.0
 class Runs(ABC):
     """Worlds that were made, the cases in them, and what happened."""
 
-    seen: Counter[str]
-
     def __init__(self) -> None:
         self.worlds = 0
+        self.cases = 0
+        self.seen: Counter[str] = Counter()
 
-    @property
-    @abstractmethod
-    def cases(self) -> int:
-        """How many cases there were."""
+    def count(self, cases: int, seen: Counter[str]) -> None:
+        """Add cases, and what happened in them."""
+        self.cases += cases
+        self.seen.update(seen)
 
     @abstractmethod
     def make_world(self, seed: int) -> None:

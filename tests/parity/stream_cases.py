@@ -42,17 +42,9 @@ _ORDERS: Final = ("little", "big")
 class Run(Runs):
     """See `Runs`."""
 
-    seen = Twin.seen
-
     def __init__(self) -> None:
         super().__init__()
-        self._cases_before = Twin.calls
         self._twins: list[Twin] = []
-
-    @property
-    def cases(self) -> int:
-        """How many calls there were."""
-        return Twin.calls - self._cases_before
 
     def make(self, settings: StreamSettings, source: MemorySource) -> Any:
         """Make both cores as one, or Python's emulation of librdmacm."""
@@ -74,6 +66,8 @@ class Run(Runs):
             lines = [f"  {line}" for twin in self._twins for line in [*twin.log, ""]]
             text = "\n".join(lines)
             raise AssertionError(f"seed {seed}: {error!r}\n{text}") from error
+        for twin in self._twins:
+            self.count(twin.calls, twin.seen)
 
 
 class Quick(Besieged):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from tests.support.native_stream import NativeCore
 from urds.rsocket.core.stream.core import StreamCore
@@ -109,9 +109,6 @@ class _Part:
 class Twin:
     """A core of Python and a compiled one, with the attributes of the first."""
 
-    seen: ClassVar[Counter[str]] = Counter()  # of all twins: calls, kinds of posts, errors
-    calls = 0  # that gave something
-
     def __init__(self, settings: StreamSettings, source: MemorySource) -> None:
         assert settings.is_urds, "librdmacm is emulated in Python alone"
         self._recorded = _Recorded(source)
@@ -120,6 +117,8 @@ class Twin:
         self._native = NativeCore(settings, self._mirror)
         self._waits: list[Memory] = []  # memories of receives in place
         self.log: deque[str] = deque(maxlen=SHOWN_CALLS)
+        self.calls = 0  # that gave something
+        self.seen: Counter[str] = Counter()  # calls, kinds of posts, errors
         for name in _PARTS:
             setattr(self, name, _Part(self, name))
         assert self._python.connect_data == self._native.connect_data
@@ -170,15 +169,15 @@ class Twin:
         assert _plain(found) == _plain(other), f"{what}: {_plain(found)} and {_plain(other)}"
         assert room is None or room == args[0], f"{what}: other bytes"
         if found or error is not None or name not in _IDLE:
-            Twin.calls += 1
-            Twin.seen[what] += 1
+            self.calls += 1
+            self.seen[what] += 1
         if isinstance(found, Post):
-            Twin.seen[found.kind.name] += 1
+            self.seen[found.kind.name] += 1
         if reads:
             self._mirror.compare()
         self._compare(what)
         if error is not None:
-            Twin.seen[type(error).__name__] += 1
+            self.seen[type(error).__name__] += 1
             raise error
         return found
 

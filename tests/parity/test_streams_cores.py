@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from tests.parity.stream_cases import Run
-from tests.parity.stream_twin import Twin
 from tests.rsocket.stream.stream_pair import Host
 from tests.support.native_stream import NativeCore
 from urds.rsocket.core.stream import receive_ring, sending
@@ -35,9 +34,9 @@ MUST_HAPPEN: Final = {
 
 
 def test_all_kinds_of_random_calls_and_words_come_out_alike() -> None:
-    before = Twin.seen.copy()
-    Run().until(CASES_OF_ALL, 0)
-    assert MUST_HAPPEN - (Twin.seen - before).keys() == set()
+    run = Run()
+    run.until(CASES_OF_ALL, 0)
+    assert MUST_HAPPEN - run.seen.keys() == set()
 
 
 @pytest.mark.parametrize("share", range(1, SHARES + 1))

@@ -10,7 +10,6 @@ that can be seen of it, memory included. A world is a seed: two devices, some fi
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import Any, Final
 
 from tests.parity.runs import Runs, carry_out
@@ -26,13 +25,6 @@ class Run(Runs):
     def __init__(self, native: Any) -> None:
         super().__init__()
         self._native = native
-        self.seen: Counter[str] = Counter()
-        self._cases = 0
-
-    @property
-    def cases(self) -> int:
-        """How many cases there were."""
-        return self._cases
 
     def make_world(self, seed: int) -> None:
         """Make one world. Raises AssertionError, with its seed and its last cases."""
@@ -45,8 +37,7 @@ class Run(Runs):
             lines = "\n".join(f"  {line}" for node in nodes for line in node.log[-SHOWN_CASES:])
             raise AssertionError(f"seed {seed}: {error!r}\n{lines}") from error
         for node in world.nodes:
-            self.seen.update(node.seen)
-            self._cases += node.calls
+            self.count(node.calls, node.seen)
 
 
 if __name__ == "__main__":
