@@ -18,6 +18,7 @@ from tests.rds.aio.nodes import Node
 from tests.support import backends, carriers
 from tests.support.waiting import ENDLESS_S
 from urds import aio
+from urds.rds.aio.on_asyncio import AsyncioSleeper
 from urds.rds.aio.progress import BUDGET, COST_SHIFT, LoopProgress
 from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.python.plane import Plane
@@ -266,6 +267,25 @@ def test_a_task_that_ends_the_loop_leaves_others_their_messages(
     for sock in (first, second, source):
         loop.run_until_complete(sock.aclose())
     loop.close()
+
+
+def test_a_task_is_woken_that_is_told_while_it_begins_to_wait(
+    own: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may send it the message behind its last look."""
+    begin = AsyncioSleeper.add_done_callback
+
+    async def main() -> None:
+        async with await own.bind() as sock:
+
+            def handler_before(sleeper: AsyncioSleeper, *args: Any, **named: Any) -> None:
+                sock._socket.sendto(b"x", sock.getsockname())
+                begin(sleeper, *args, **named)
+
+            monkeypatch.setattr(AsyncioSleeper, "add_done_callback", handler_before)
+            assert await asyncio.wait_for(sock.recv(), 5) == b"x"
+
+    asyncio.run(main())
 
 
 def test_two_loops_in_two_threads(own: Node, other: Node) -> None:

@@ -75,6 +75,8 @@ class AsyncioSleeper(Sleeper):
     ) -> None:
         """Note how to run the task, which waits from now on."""
         self._step, self._context = callback, context
+        if self.told:  # by a signal handler, after the look of `__await__`
+            self.schedule()
 
     def cancel(self, msg: object = None) -> bool:
         """Have the task run; it is the task that knows then that it is cancelled."""
