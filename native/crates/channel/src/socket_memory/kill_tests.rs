@@ -175,3 +175,29 @@ fn a_killed_worker_delivers_a_message_or_not() {
     });
     assert_eq!(found, [true; 2], "killed before and after");
 }
+
+#[test]
+fn a_worker_killed_while_it_gives_pages_back_leaves_a_tiling() {
+    let prepared = || {
+        let mut pair = pair(&small());
+        for _ in 0..4 {
+            pair.send(1, &[1; 1000]).expect("room");
+        }
+        while let Some((slot, ..)) = pair.take() {
+            pair.node.free(slot); // the client is not told yet, so it does not begin at the start
+        }
+        pair
+    };
+    let work = |pair: &mut Pair| pair.client.tiles().give_back(0, 100);
+    let mut pair = prepared();
+    let Run::Ended(whole) = stepped::run(u64::MAX, || work(&mut pair)) else {
+        panic!("nothing killed it");
+    };
+    for after in 0..whole {
+        let mut pair = prepared();
+        stepped::run(after, || work(&mut pair));
+        pair.send(1, &[2; 1000]).expect("room");
+        pair.send(1, &[3; 3000]).expect("room");
+        assert_eq!(used(&pair), 2, "after {after} of {whole}");
+    }
+}

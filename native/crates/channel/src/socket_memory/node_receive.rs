@@ -341,19 +341,19 @@ impl NodeSide {
         }
     }
 
-    /// Return whether nothing is unread and there are pages to give back.
+    /// Return behind which unit there are pages to give back, if nothing is unread.
     #[inline]
-    pub(super) fn has_late_received(&self) -> bool {
-        self.segments.touched > self.received_kept() && self.unread() == 0
+    pub(super) fn late_received(&self) -> Option<u32> {
+        let kept = self.received_kept();
+        (self.segments.touched > kept && self.unread() == 0).then_some(kept)
     }
 
     /// Give back the pages behind the soft end, and over quota all, if nothing is in them. The last
     /// record stays: the next one's place is written there.
     pub(super) fn give_back_received(&mut self) {
-        if !self.has_late_received() {
+        let Some(kept) = self.late_received() else {
             return;
-        }
-        let kept = self.received_kept();
+        };
         let used = self.segments.used();
         let lowest = used.iter().map(|range| range.0).min().unwrap_or(0);
         let highest = used.iter().map(|range| range.1).max().unwrap_or(0);

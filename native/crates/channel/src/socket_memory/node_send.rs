@@ -252,19 +252,20 @@ impl NodeSide {
         soft_units(self.options().get(Word::SendBytes), self.layout.send_units)
     }
 
-    /// Return whether nothing is taken and not freed, and there are pages to give back.
+    /// Return behind which unit there are pages to give back, if nothing is taken and not freed.
     #[inline]
-    pub(super) fn has_late_sent(&self) -> bool {
-        self.held_slots == 0 && self.sent_touched > self.sent_kept()
+    pub(super) fn late_sent(&self) -> Option<u32> {
+        let kept = self.sent_kept();
+        (self.held_slots == 0 && self.sent_touched > kept).then_some(kept)
     }
 
     /// Give back the pages behind the soft end, and over quota all, if nothing is in them. While a
     /// sender has the lock, or left a message to take, they stay: again after a while.
     pub(super) fn give_back_sent(&mut self) {
-        if !self.has_late_sent() {
+        // Asked once: the client may change its buffer meanwhile.
+        let Some(kept) = self.late_sent() else {
             return;
-        }
-        let kept = self.sent_kept();
+        };
         {
             let Some(_guard) = lock::try_lock(self.area.word(AT_SENDERS)) else {
                 return;

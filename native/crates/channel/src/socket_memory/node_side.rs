@@ -159,7 +159,7 @@ impl NodeSide {
     /// while: who fills them again at once pays for a fault of each.
     #[inline]
     pub fn has_late(&self) -> bool {
-        self.has_late_received() || self.has_late_sent()
+        self.late_received().is_some() || self.late_sent().is_some()
     }
 
     /// Give back the pages of empty queues behind their soft ends, and over quota all.

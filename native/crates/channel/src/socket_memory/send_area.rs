@@ -164,8 +164,8 @@ impl SendArea<'_> {
 
     /// Give the pages from one unit to another back; no tile is used. All is one free tile then.
     pub fn give_back(&self, from: u32, to: u32) {
+        self.rewind(); // first: killed between the two it would point into the middle of a tile
         self.write(0, 0, TILE_FREE);
-        self.rewind();
         let at = self.layout.send_unit(from);
         let end = self.layout.send_unit(to).next_multiple_of(PAGE_BYTES);
         self.area.give_back(at, end - at);

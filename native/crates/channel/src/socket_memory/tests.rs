@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
+use std::thread;
 
 use super::layout::{self, RECORD_BYTES, ROUTE_GONE, WAIT_SLEEPERS};
 use super::*;
@@ -403,6 +404,31 @@ fn over_quota_an_empty_send_queue_keeps_no_page() {
     pair.node.set_over_quota(false);
     pair.send(0, &[8; 5000]).expect("room");
     assert_eq!(pair.take().expect("it was submitted").2, [8; 5000]);
+}
+
+#[test]
+fn a_client_may_change_its_buffer_while_pages_are_given_back() {
+    let sizes = Sizes {
+        send_bytes: 256 << 10,
+        ..small()
+    };
+    let mut pair = pair(&sizes);
+    let client = ClientSide::new(Area::map(pair.memory).expect("a mapping")).expect("a client");
+    thread::scope(|scope| {
+        let giving = scope.spawn(|| {
+            let (mut changes, mut was_late) = (0, false);
+            while changes < 2000 {
+                pair.node.sent_touched = 2048; // between the two ends that it may choose
+                changes += usize::from(pair.node.has_late() != was_late);
+                was_late = pair.node.has_late();
+                pair.node.give_back_late();
+            }
+        });
+        while !giving.is_finished() {
+            client.options().set(Word::SendBytes, 1 << 20);
+            client.options().set(Word::SendBytes, 0);
+        }
+    });
 }
 
 #[test]
