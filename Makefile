@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
-demo: python  ## Run hosts on 127.0.0.x that lose their connections and no message (1 min)
+demo: python  ## Run hosts on 127.0.0.x that lose their connections and no message (10 s)
 	@if $(PYTHON) tools/environment.py --at $(VENV) --brief --timeout-s 5 --retries 0 \
 	        --patience-s 45 build demo; \
 	then $(BIN)/python -m urds demo; \

@@ -8,10 +8,7 @@ Then read docs/architecture.md, "The way of one message", and `urds.rds.plane.py
 from dataclasses import dataclass
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.rds.plane.contract import (
-    Hold,
-    Limits,
-)
+from urds.rds.plane.contract import Hold, Limits
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
@@ -23,10 +20,10 @@ ALICE, BOB = ("10.0.0.1", 4000), ("10.0.0.2", 4001)
 
 @dataclass(eq=False, slots=True)  # compared by identity: a path keeps a set of them
 class Account:
-    """What a socket is charged for: bytes sent and not acknowledged."""
+    """What a socket is charged for."""
 
-    send_queued_bytes: int = 0
-    given_up: int = 0
+    send_queued_bytes: int = 0  # sent and not acknowledged
+    given_up: int = 0  # messages that were dropped, with a peer that is gone
 
 
 def make_path(peer: str, inbox: Inbox) -> PathCore:

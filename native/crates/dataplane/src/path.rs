@@ -325,9 +325,10 @@ const LEAVING_POLL: Duration = Duration::from_micros(200);
 impl Plane {
     /// Give a path a connected stream: map first, then (after a hold) retransmits, new messages.
     ///
-    /// A `probe` with this extension goes ahead of what is new. Queued by a later call, it would stand
-    /// behind what is written at once. An earlier one is read until it would block, and closed. A path that is closed closes the
-    /// stream. May wait for a thread that reads the old stream: without the interpreter.
+    /// With `probe`, the extension of one, a probe goes ahead of what is new: queued by a later call
+    /// it would stand behind what is written at once. An earlier stream is read until it would block,
+    /// and closed. A path that is closed closes this one. May wait for a thread that reads the earlier
+    /// one: without the interpreter.
     pub fn attach(
         &self,
         path: PathId,

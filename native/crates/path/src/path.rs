@@ -274,7 +274,7 @@ impl PathCore {
         map: &CongestionMap,
         counters: &mut Counters,
     ) -> Option<WriteBuffer> {
-        debug_assert!(!self.is_out, "one offer at a time");
+        debug_assert!(!self.is_out, "one write buffer at a time");
         if self.attached && !self.is_out && self.out_bytes < WRITE_BYTES {
             self.frame(map, counters);
         }
