@@ -332,7 +332,7 @@ impl NodeSide {
         Ok(true)
     }
 
-    /// Behind which unit pages are given back once the queue is empty; over quota none is kept.
+    /// Behind which unit pages are given back once nothing is unread, but for that of `head`.
     fn received_kept(&self) -> u32 {
         if self.is_over_quota {
             0
@@ -341,30 +341,34 @@ impl NodeSide {
         }
     }
 
+    /// The unit of the last record, where the next one's place is written. Its payload was taken.
+    fn head(&self) -> u32 {
+        self.segments.used().first().map_or(0, |range| range.0)
+    }
+
     /// Return behind which unit there are pages to give back, if nothing is unread.
     #[inline]
     pub(super) fn late_received(&self) -> Option<u32> {
-        let kept = self.received_kept();
-        (self.segments.touched > kept && self.unread() == 0).then_some(kept)
+        let (kept, touched) = (self.received_kept(), self.segments.touched);
+        let is_late = touched > kept && touched > self.head() + 1 && self.unread() == 0;
+        is_late.then_some(kept)
     }
 
-    /// Give back the pages behind the soft end, and over quota all, if nothing is in them. The last
-    /// record stays: the next one's place is written there.
+    /// Give back the pages behind the soft end, and over quota all, if nothing is unread.
     pub(super) fn give_back_received(&mut self) {
         let Some(kept) = self.late_received() else {
             return;
         };
-        let used = self.segments.used();
-        let lowest = used.iter().map(|range| range.0).min().unwrap_or(0);
-        let highest = used.iter().map(|range| range.1).max().unwrap_or(0);
+        let head = self.head();
         let at = |unit| self.layout.receive_unit(unit);
         let end = at(self.segments.touched).next_multiple_of(PAGE_BYTES);
-        for (from, to) in [(at(kept), at(lowest)), (at(highest.max(kept)), end)] {
+        for (from, to) in [(at(kept), at(head)), (at(kept.max(head + 1)), end)] {
             if from < to {
                 self.area.give_back(from, to - from);
             }
         }
-        self.segments.touched = kept;
+        // That of `head` is given back with what comes after it, wherever that lies.
+        self.segments.touched = kept.max(head + 1);
     }
 
     /// Have the client ring once it has taken the message after `ahead` more; `look_taken` again

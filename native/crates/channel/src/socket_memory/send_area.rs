@@ -167,7 +167,8 @@ impl SendArea<'_> {
         self.rewind(); // first: killed between the two it would point into the middle of a tile
         self.write(0, 0, TILE_FREE);
         let at = self.layout.send_unit(from);
-        let end = self.layout.send_unit(to).next_multiple_of(PAGE_BYTES);
+        let end = (self.layout.send_unit(to) + 1).next_multiple_of(PAGE_BYTES); // a tile was split there
+        let end = end.min(self.layout.receive_at);
         self.area.give_back(at, end - at);
     }
 

@@ -338,6 +338,32 @@ fn pages_behind_the_soft_end_are_given_back_when_asked_for() {
     assert!(!filled(&pair));
 }
 
+#[test]
+fn pages_of_a_long_last_message_are_given_back_too() {
+    let mut pair = pair(&small());
+    for is_over in [false, true] {
+        pair.node.set_over_quota(is_over);
+        while pair.deliver(&[7; 8000]).is_some() {}
+        while pair.receive(false).is_ok() {}
+        pair.node.look_taken(|_| ()).expect("no client error");
+        pair.node.give_back_late();
+        assert!(!pair.node.has_late());
+        let mut bytes = vec![0; pair.node.area_bytes().1];
+        pair.node
+            .area
+            .copy_out(pair.node.layout.receive_at, &mut bytes);
+        let pages = bytes.chunks(4096).enumerate();
+        let is_filled = |(_, page): &(usize, &[u8])| page.iter().any(|&byte| byte != 0);
+        let filled: Vec<usize> = pages.filter(is_filled).map(|(page, _)| page).collect();
+        let soft = if is_over { 0 } else { 16 };
+        let behind = filled.iter().filter(|&&page| page >= soft);
+        assert!(behind.count() <= 1, "pages {filled:?}"); // that of the last header
+        pair.deliver(b"after").expect("room");
+        assert_eq!(pair.receive(false).expect("a message").1, b"after");
+        pair.node.look_taken(|_| ()).expect("no client error");
+    }
+}
+
 /// Whether any byte of the send area from one on is not zero.
 fn is_sent_area_filled(pair: &Pair, from: usize) -> bool {
     let mut bytes = vec![0; pair.node.area_bytes().0 - from];
