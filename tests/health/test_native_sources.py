@@ -66,7 +66,7 @@ def test_models_test_the_sources_of_the_plane() -> None:
             for path, name in shared.findall((folder / "src" / "lib.rs").read_text("utf-8"))
         }
         wrong += [f"{path} of {workspace}" for path in modules.values() if not path.is_file()]
-        for test in sorted((folder / "tests").glob("*.rs")):
+        for test in sorted((folder / "tests").rglob("*.rs")):
             for module, several, one in used.findall(test.read_text("utf-8")):
                 path = modules.get(module, folder / "src" / f"{module}.rs")
                 source = path.read_text("utf-8") if path.is_file() else ""

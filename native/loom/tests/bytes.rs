@@ -4,84 +4,21 @@
 //! loom finds two accesses without an order: bytes that are read before they are published, or written
 //! before they are free.
 
-use loom::cell::UnsafeCell;
-use loom::model::Builder;
-use loom::sync::atomic::{AtomicU32, AtomicU64};
-use loom::thread;
-use urds_loom::{BROKEN, Doorbell, WITHOUT_FENCES, bytes, slots};
+mod support;
 
-use bytes::{ByteMemory, INLINE_BYTES, Place, Reader, Writer};
-use slots::{Freed, Rule, SLOT_BYTES, SlotMemory, Word};
+use loom::model::Builder;
+use loom::thread;
+use urds_loom::bytes::{INLINE_BYTES, Place, Reader, Writer};
+use urds_loom::slots::Rule;
+use urds_loom::{BROKEN, WITHOUT_FENCES};
 
 /// An eighth of them is none: each is told.
 const SLOTS: usize = 4;
 const RING_BYTES: usize = 512;
 
-/// Bytes are cells of 16, since no two accesses to one are of different sides at once.
-struct Direction {
-    words: [AtomicU32; 5],
-    freed: [AtomicU64; 3],
-    stamps: [AtomicU64; SLOTS],
-    cells: Vec<UnsafeCell<[u8; 16]>>,
-    of_reader: Doorbell,
-    of_writer: Doorbell,
-}
-
-// SAFETY: loom finds two accesses to a cell without an order.
-unsafe impl Sync for Direction {}
-// SAFETY: as above.
-unsafe impl Send for Direction {}
-
-impl SlotMemory for Direction {
-    const SLOTS: usize = SLOTS;
-
-    fn word(&self, word: Word) -> &AtomicU32 {
-        &self.words[word as usize]
-    }
-
-    fn freed(&self, which: Freed) -> &AtomicU64 {
-        &self.freed[which as usize]
-    }
-
-    fn stamp(&self, place: usize) -> &AtomicU64 {
-        &self.stamps[place]
-    }
-
-    fn copy_in(&self, at: usize, bytes: &[u8]) {
-        for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: loom finds an access of the other thread at the same time.
-            self.cells[at / 16].with_mut(|cell| unsafe { (*cell)[at % 16] = *byte });
-        }
-    }
-
-    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: as above.
-            *byte = self.cells[at / 16].with(|cell| unsafe { (*cell)[at % 16] });
-        }
-    }
-}
-
-impl ByteMemory for Direction {
-    fn ring_bytes(&self) -> usize {
-        RING_BYTES
-    }
-}
+type Direction = support::Direction<SLOTS, RING_BYTES>;
 
 impl Direction {
-    /// Never freed: loom cannot drop what is its own once it has found a deadlock.
-    fn new() -> &'static Self {
-        let cells = (SLOTS * SLOT_BYTES + RING_BYTES) / 16;
-        Box::leak(Box::new(Self {
-            words: std::array::from_fn(|_| AtomicU32::new(0)),
-            freed: std::array::from_fn(|_| AtomicU64::new(0)),
-            stamps: std::array::from_fn(|_| AtomicU64::new(0)),
-            cells: (0..cells).map(|_| UnsafeCell::new([0; 16])).collect(),
-            of_reader: Doorbell::default(),
-            of_writer: Doorbell::default(),
-        }))
-    }
-
     fn write(&self, writer: &mut Writer, mut rest: &[u8]) {
         let mut ring = || self.of_reader.ring();
         while !rest.is_empty() {

@@ -4,80 +4,23 @@
 //! loom finds two accesses without an order: payload that is read before it is published, written
 //! before it is free, or copied into memory that its owner has withdrawn.
 
+mod support;
+
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use urds_loom::{BROKEN, Doorbell, WITHOUT_FENCES, slots};
+use urds_loom::{BROKEN, WITHOUT_FENCES, slots};
 
-use slots::{Fields, Freed, Reader, Rule, SlotMemory, Word, Writer, flags, kinds};
+use slots::{Fields, Reader, Rule, SlotMemory, Writer, flags, kinds};
 
 /// An eighth of them is one.
 const SLOTS: usize = 8;
 const RING_BYTES: usize = 16 << 10;
-const MEMORY_BYTES: usize = SLOTS * slots::SLOT_BYTES + RING_BYTES;
 
-/// Bytes are cells of 16, since no two accesses to one are of different sides at once.
-struct Direction {
-    words: [AtomicU32; 5],
-    freed: [AtomicU64; 2],
-    stamps: [AtomicU64; SLOTS],
-    cells: Vec<UnsafeCell<[u8; 16]>>,
-    of_reader: Doorbell,
-    of_writer: Doorbell,
-}
-
-// SAFETY: loom finds two accesses to a cell without an order.
-unsafe impl Sync for Direction {}
-// SAFETY: as above.
-unsafe impl Send for Direction {}
-
-impl SlotMemory for Direction {
-    const SLOTS: usize = SLOTS;
-    const RING_BYTES: usize = RING_BYTES;
-
-    fn word(&self, word: Word) -> &AtomicU32 {
-        &self.words[word as usize]
-    }
-
-    fn freed(&self, which: Freed) -> &AtomicU64 {
-        &self.freed[which as usize]
-    }
-
-    fn stamp(&self, place: usize) -> &AtomicU64 {
-        &self.stamps[place]
-    }
-
-    fn copy_in(&self, at: usize, bytes: &[u8]) {
-        for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: loom finds an access of the other thread at the same time.
-            self.cells[at / 16].with_mut(|cell| unsafe { (*cell)[at % 16] = *byte });
-        }
-    }
-
-    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: as above.
-            *byte = self.cells[at / 16].with(|cell| unsafe { (*cell)[at % 16] });
-        }
-    }
-}
+type Direction = support::Direction<SLOTS, RING_BYTES>;
 
 impl Direction {
-    /// Never freed: loom cannot drop what is its own once it has found a deadlock.
-    fn new() -> &'static Self {
-        Box::leak(Box::new(Self {
-            words: std::array::from_fn(|_| AtomicU32::new(0)),
-            freed: std::array::from_fn(|_| AtomicU64::new(0)),
-            stamps: std::array::from_fn(|_| AtomicU64::new(0)),
-            cells: (0..MEMORY_BYTES / 16)
-                .map(|_| UnsafeCell::new([0; 16]))
-                .collect(),
-            of_reader: Doorbell::default(),
-            of_writer: Doorbell::default(),
-        }))
-    }
-
     fn send(&self, writer: &mut Writer, payload: &[u8]) {
         let fill = |at| self.copy_in(at, payload);
         while !writer
