@@ -36,6 +36,23 @@ if __name__ == "__main__":
     sys.exit(guarded("it", handled if sys.argv[1:] else run))
 """
 
+FINALISED = """
+import signal, sys, time
+from urds.cli.child import run_child
+from urds.cli.output import guarded
+
+class Held:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def run():
+    Held()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    run_child(run) if sys.argv[1:] else sys.exit(guarded("it", run))
+"""
+
 
 @pytest.mark.parametrize("begun", ["", '{"way": "sh'], ids=["nothing", "part of it"])
 @pytest.mark.parametrize("module", CHILDREN)
@@ -84,5 +101,18 @@ def test_ctrl_c_in_code_that_was_a_string_is_an_exit_code_too(
     done = subprocess.run(
         [sys.executable, "-m", "interrupted", *way], check=False, capture_output=True, text=True,
         timeout=RUN_S_MAX, env=environment(PYTHONPATH), cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")
+
+
+@pytest.mark.parametrize("way", [(), ("child",)], ids=["a command", "a child"])
+def test_ctrl_c_in_a_finaliser_ends_what_runs_without_a_word(
+    tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    """Python lets no exception out of a finaliser."""
+    (tmp_path / "finalised.py").write_text(FINALISED)
+    done = subprocess.run(
+        [sys.executable, "-m", "finalised", *way], check=False, capture_output=True, text=True,
+        timeout=RUN_S_MAX / 2, env=environment(PYTHONPATH), cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")

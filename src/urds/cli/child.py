@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from urds.cli.output import Exit, interrupted
+from urds.cli.output import Exit, ctrl_c_kept, interrupted
 
 
 def start_line() -> Any:
@@ -34,8 +34,9 @@ def let_ctrl_c_in() -> None:
 def run_child(main: Callable[[], int]) -> NoReturn:
     """Run the function of such a process and exit with its code; end quietly at Ctrl-C."""
     try:
-        let_ctrl_c_in()
-        code = main()
+        with ctrl_c_kept():
+            let_ctrl_c_in()
+            code = main()
     except KeyboardInterrupt:
         code = interrupted()
     sys.exit(code)

@@ -6,12 +6,16 @@ NO_COLOR. A pipe gets plain lines, each flushed, so that the next program sees i
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Self
@@ -25,6 +29,7 @@ BAD: Final = "bold red"
 QUIET: Final = "dim"
 TITLE: Final = "bold"
 _LINE_EVERY_S: Final = 1.0
+_AGAIN_S: Final = 0.01  # a finaliser, and what told of it, has ended by then
 
 
 class Exit(IntEnum):
@@ -57,7 +62,8 @@ def open_standard_streams() -> None:
 def guarded(name: str, run: Callable[[], Exit]) -> Exit:
     """Run a command; print its failure as one line of standard error, without a traceback."""
     try:
-        code = run()
+        with ctrl_c_kept():
+            code = run()
         sys.stdout.flush()
     except KeyboardInterrupt:
         return interrupted()
@@ -72,6 +78,35 @@ def guarded(name: str, run: Callable[[], Exit]) -> Exit:
         complain(name, failure.strerror or str(failure))
         return Exit.FAILED
     return interrupted() if code is Exit.INTERRUPTED else code
+
+
+@contextmanager
+def ctrl_c_kept() -> Iterator[None]:
+    """Have a Ctrl-C that comes while a finaliser runs end what runs here all the same.
+
+    No exception leaves a finaliser: Python prints it and goes on.
+    """
+    before = sys.unraisablehook
+    is_over, here = False, threading.get_ident()
+
+    def hook(failure: sys.UnraisableHookArgs) -> None:
+        if failure.exc_type is KeyboardInterrupt:
+            # Not from here, where no exception gets further than in the finaliser.
+            _thread.start_new_thread(interrupt_again, ())
+        else:
+            before(failure)
+
+    def interrupt_again() -> None:
+        time.sleep(_AGAIN_S)
+        if not is_over:
+            signal.pthread_kill(here, signal.SIGINT)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        is_over = True
+        sys.unraisablehook = before
 
 
 def interrupted() -> Exit:
