@@ -16,6 +16,7 @@ use crate::packets::{self, Packet};
 use crate::queue_pair::{Outlet, QueuePair, Setup, Shared, Takers};
 use crate::receives::ReceiveQueue;
 use crate::slots::Slots;
+use crate::time::Now;
 use crate::work::{Doubts, Opcoded, RecvWork, Route};
 
 /// Packets since the engine was made, and why some were dropped.
@@ -290,10 +291,10 @@ impl Engine {
     // -- packets and time
 
     /// Process the bytes of one packet that arrived.
-    pub fn receive(&mut self, data: &[u8], source: Route, now_ns: i64) {
+    pub fn receive(&mut self, data: &[u8], source: Route, now: impl Into<Now>) {
         match packets::parse(data, self.has_checksum) {
             Ok((packet, payload)) => {
-                self.receive_packet(&packet, Content::Bytes(payload), source, now_ns);
+                self.receive_packet(&packet, Content::Bytes(payload), source, now);
             }
             Err(_) => self.counters.dropped_malformed += 1,
         }
@@ -307,8 +308,9 @@ impl Engine {
         packet: &Packet,
         payload: Content<'_>,
         source: Route,
-        now_ns: i64,
+        now: impl Into<Now>,
     ) -> bool {
+        let now = now.into();
         self.counters.received += 1;
         let Some(&number) = self.by_qpn.get(&packet.target_qpn) else {
             self.counters.dropped_unknown += 1;
@@ -322,7 +324,7 @@ impl Engine {
             return true;
         }
         let is_done = self.with(number, |qp, shared| {
-            qp.receive(packet, payload, Some(source), now_ns, shared)
+            qp.receive(packet, payload, Some(source), now, shared)
         });
         let is_done = is_done.unwrap_or(true);
         self.counters.received -= u64::from(!is_done);
@@ -330,7 +332,8 @@ impl Engine {
     }
 
     /// Give the outlet the next packet; false when there is none now.
-    pub fn poll(&mut self, now_ns: i64, outlet: &mut impl Outlet) -> bool {
+    pub fn poll(&mut self, now: impl Into<Now>, outlet: &mut impl Outlet) -> bool {
+        let now = now.into();
         while let Some(&(serial, number)) = self.ready.first() {
             let peer = self.get(number).and_then(|queue_pair| queue_pair.peer);
             if peer.is_some_and(|peer| !outlet.has_room(&peer)) {
@@ -340,7 +343,7 @@ impl Engine {
             }
             let mut is_idle = true;
             let is_sent = self.queue_pairs.get_mut(number).is_some_and(|served| {
-                let is_sent = served.queue_pair.poll(now_ns, &mut self.shared, outlet);
+                let is_sent = served.queue_pair.poll(now, &mut self.shared, outlet);
                 served.has_sent |= is_sent;
                 is_idle = !is_sent || served.queue_pair.is_idle();
                 is_sent
@@ -386,13 +389,14 @@ impl Engine {
     }
 
     /// Return the next packet as bytes, and where it goes.
-    pub fn poll_transmit(&mut self, now_ns: i64) -> Option<(Route, Vec<u8>)> {
+    pub fn poll_transmit(&mut self, now: impl Into<Now>) -> Option<(Route, Vec<u8>)> {
+        let now = now.into();
         let mut one = OnePacket {
             has_checksum: self.has_checksum,
             ..OnePacket::default()
         };
         // One without a destination leads nowhere: the queue pair has no peer.
-        while self.poll(now_ns, &mut one) {
+        while self.poll(now, &mut one) {
             if let Some(route) = one.destination {
                 self.counters.sent += 1;
                 return Some((route, one.bytes));

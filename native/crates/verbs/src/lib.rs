@@ -1,7 +1,7 @@
 //! The verbs engine as a value machine, for a link without loss: work requests and packets go in,
 //! packets, completions and events come out.
 //!
-//! No I/O, clock, lock, thread or Python: the caller passes the time and holds the lock. The
+//! No I/O, clock, lock, thread or Python: the caller passes the time, or its clock, and holds the lock. The
 //! specification is `src/urds/verbs/engine`, equal in every packet, completion and sentence. Its
 //! parts for loss stay Python alone: selective acceptance, recovery, round trips.
 
@@ -24,6 +24,7 @@ pub mod requester;
 pub mod requests;
 pub mod responder;
 pub mod slots;
+pub mod time;
 pub mod unanswered;
 pub mod work;
 

@@ -1,4 +1,4 @@
-//! One queue pair as a value machine: work requests, packets and `now_ns` in; packets out.
+//! One queue pair as a value machine: work requests, packets and the time in; packets out.
 //!
 //! Its parts are the requester, the responder and, of a datagram one, `datagrams`. It takes no lock
 //! and calls the outlet alone, which takes its packets.
@@ -21,6 +21,7 @@ use crate::requester::Requester;
 use crate::requests::{Request, check_send};
 use crate::responder::Responder;
 use crate::slots::Slots;
+use crate::time::Now;
 use crate::work::{Completion, Doubts, Element, Event, Opcoded, Own, Pieces};
 use crate::work::{RecvWork, Route, SendWork};
 
@@ -633,7 +634,7 @@ impl QueuePair {
         packet: &Packet,
         payload: Content<'_>,
         source: Option<Route>,
-        now_ns: i64,
+        now: Now,
         shared: &mut Shared,
     ) -> bool {
         if self.is_datagram() {
@@ -648,11 +649,11 @@ impl QueuePair {
         if let Some(psn) = packet.acknowledged
             && self.state.sends()
         {
-            self.receive_riding_ack(psn, now_ns, shared);
+            self.receive_riding_ack(psn, now, shared);
         }
         if packet.kind.is_answer() {
             if self.state.sends() {
-                self.receive_answer(packet, payload, now_ns, shared);
+                self.receive_answer(packet, payload, now, shared);
             }
             return true;
         }
@@ -665,7 +666,7 @@ impl QueuePair {
     }
 
     /// Give the outlet the next packet; return false when there is none now.
-    pub fn poll(&mut self, now_ns: i64, shared: &mut Shared, outlet: &mut impl Outlet) -> bool {
+    pub fn poll(&mut self, now: Now, shared: &mut Shared, outlet: &mut impl Outlet) -> bool {
         if self.is_datagram() {
             return self.poll_datagram(shared, outlet);
         }
@@ -680,7 +681,7 @@ impl QueuePair {
             return false;
         }
         // A request whose memory went away ends the queue pair: what waited goes at once then.
-        self.poll_request(now_ns, shared, outlet)
+        self.poll_request(now, shared, outlet)
             || (self.state == QpState::Err && self.poll_answer(shared, outlet))
     }
 

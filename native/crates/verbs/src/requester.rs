@@ -14,6 +14,7 @@ use crate::numbers::{
 use crate::packets::{ACK_REQUEST, LAST, Packet};
 use crate::queue_pair::{Outlet, Placing, QueuePair, Shared};
 use crate::requests::Request;
+use crate::time::Now;
 use crate::unanswered::{Patience, Pending, Unanswered};
 
 const HALF: i64 = 1 << (PSN_BITS - 1);
@@ -110,7 +111,7 @@ impl QueuePair {
     /// Give the outlet the next request packet: a repeat first, then a new one.
     pub(crate) fn poll_request(
         &mut self,
-        now_ns: i64,
+        now: Now,
         shared: &mut Shared,
         outlet: &mut impl Outlet,
     ) -> bool {
@@ -119,7 +120,7 @@ impl QueuePair {
             return false;
         }
         loop {
-            match self.poll_once(now_ns, shared, outlet) {
+            match self.poll_once(now, shared, outlet) {
                 Ok(is_sent) => return is_sent,
                 Err(Stopped(ordinal, status)) => self.stop_at(ordinal, status, shared),
             }
@@ -128,7 +129,7 @@ impl QueuePair {
 
     fn poll_once(
         &mut self,
-        now_ns: i64,
+        now: Now,
         shared: &mut Shared,
         outlet: &mut impl Outlet,
     ) -> Result<bool, Stopped> {
@@ -139,7 +140,7 @@ impl QueuePair {
                 return Ok(false);
             }
             requester.unanswered.take_retry();
-            return self.emit(request, psn, true, now_ns, shared, outlet);
+            return self.emit(request, psn, true, now, shared, outlet);
         }
         if is_paused || requester.is_stopped {
             return Ok(false);
@@ -165,7 +166,7 @@ impl QueuePair {
         if request.is_answered() {
             self.requester.answered_open += 1;
         }
-        self.emit(ordinal, psn, false, now_ns, shared, outlet)?;
+        self.emit(ordinal, psn, false, now, shared, outlet)?;
         if let Some(request) = self.started_mut(ordinal) {
             request.sent += 1;
             if request.sent == request.psn_count {
@@ -341,14 +342,14 @@ impl QueuePair {
         ordinal: u64,
         psn: i64,
         is_retry: bool,
-        now_ns: i64,
+        now: Now,
         shared: &Shared,
         outlet: &mut impl Outlet,
     ) -> Result<bool, Stopped> {
         let result = self.send_one(ordinal, psn, is_retry, shared, outlet);
         result.map_err(|status| Stopped(ordinal, status))?;
         self.requester.unanswered.note_sent(psn, ordinal);
-        self.requester.patience.note_sent(now_ns);
+        self.requester.patience.note_sent(now);
         Ok(true)
     }
 
@@ -402,10 +403,10 @@ impl QueuePair {
     // -- answers in
 
     /// Process an acknowledgement that rode on another packet.
-    pub(crate) fn receive_riding_ack(&mut self, psn: u32, now_ns: i64, shared: &mut Shared) {
+    pub(crate) fn receive_riding_ack(&mut self, psn: u32, now: Now, shared: &mut Shared) {
         let psn = self.unwrapped(psn);
         if psn < self.requester.next_psn && self.acknowledge(psn) {
-            self.note_progress(now_ns, shared);
+            self.note_progress(now, shared);
         }
     }
 
@@ -417,10 +418,10 @@ impl QueuePair {
     }
 
     /// Restart the timers after progress, and complete what is answered.
-    fn note_progress(&mut self, now_ns: i64, shared: &mut Shared) {
+    fn note_progress(&mut self, now: Now, shared: &mut Shared) {
         let requester = &mut self.requester;
         let is_idle = requester.unanswered.is_empty();
-        requester.patience.note_progress(now_ns, is_idle);
+        requester.patience.note_progress(now, is_idle);
         requester.rnr_left = self.attributes.get(Field::RnrRetry);
         requester.rnr_waits = 0;
         self.complete_sends(shared);
@@ -431,7 +432,7 @@ impl QueuePair {
         &mut self,
         packet: &Packet,
         payload: Content<'_>,
-        now_ns: i64,
+        now: Now,
         shared: &mut Shared,
     ) {
         let psn = self.unwrapped(packet.psn);
@@ -439,19 +440,19 @@ impl QueuePair {
             return;
         }
         let progress = if packet.kind == Kind::Ack {
-            self.take_ack(packet, psn, now_ns, shared)
+            self.take_ack(packet, psn, now, shared)
         } else {
             // A read or atomic was executed, hence everything before it as well.
             let progress = self.acknowledge(psn - 1);
             self.take_data(packet, payload, psn, shared) || progress
         };
         if progress {
-            self.note_progress(now_ns, shared);
+            self.note_progress(now, shared);
         }
     }
 
     /// Process an ACK or NAK; return whether there was progress.
-    fn take_ack(&mut self, packet: &Packet, psn: i64, now_ns: i64, shared: &mut Shared) -> bool {
+    fn take_ack(&mut self, packet: &Packet, psn: i64, now: Now, shared: &mut Shared) -> bool {
         let syndrome = packet.syndrome;
         if syndrome <= ACK {
             let mut progress = self.acknowledge(psn);
@@ -461,7 +462,7 @@ impl QueuePair {
             return progress;
         }
         if (RNR_NAK..RNR_NAK + 32).contains(&syndrome) {
-            self.pause(psn, syndrome - RNR_NAK, now_ns, shared);
+            self.pause(psn, syndrome - RNR_NAK, now, shared);
             return false;
         }
         let progress = self.acknowledge(psn - 1);
@@ -589,7 +590,7 @@ impl QueuePair {
     }
 
     /// Wait for a receive of the peer; count it once per wait.
-    fn pause(&mut self, psn: i64, code: u8, now_ns: i64, shared: &mut Shared) {
+    fn pause(&mut self, psn: i64, code: u8, now: Now, shared: &mut Shared) {
         let requester = &mut self.requester;
         let Some(ordinal) = requester.unanswered.request_of(psn) else {
             return;
@@ -612,7 +613,7 @@ impl QueuePair {
         }
         requester.patience.deadline_ns = None;
         requester.paused_psn = psn;
-        requester.paused_until_ns = Some(now_ns + pause_ns);
+        requester.paused_until_ns = Some(now.ns() + pause_ns);
     }
 
     /// Fail a request once all before it are done; nothing behind it is sent.

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::time::Now;
+
 const WINDOW_PACKETS: i64 = 128;
 const WINDOW_LEAST_PACKETS: i64 = 4;
 const MS: i64 = 1_000_000;
@@ -161,23 +163,23 @@ impl Patience {
     }
 
     /// Record a sent packet; the timer runs from the first one on.
-    pub fn note_sent(&mut self, now_ns: i64) {
+    pub fn note_sent(&mut self, now: Now) {
         if self.period_ns.is_some() && self.deadline_ns.is_none() {
-            self.since_ns = now_ns;
-            self.arm(now_ns);
+            self.since_ns = now.ns();
+            self.arm(self.since_ns);
         }
     }
 
     /// Restart after progress; stop when nothing is unanswered.
-    pub fn note_progress(&mut self, now_ns: i64, is_idle: bool) {
+    pub fn note_progress(&mut self, now: Now, is_idle: bool) {
         if self.period_ns.is_none() {
             return;
         }
-        self.since_ns = now_ns;
+        self.since_ns = now.ns();
         if is_idle {
             self.deadline_ns = None;
         } else {
-            self.arm(now_ns);
+            self.arm(self.since_ns);
         }
     }
 

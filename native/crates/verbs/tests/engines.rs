@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use proptest::prelude::*;
 
@@ -16,6 +17,7 @@ use urds_verbs::memory::{Content, Memory, Payload};
 use urds_verbs::numbers::{Kind, Opcode, QpState, Status, WcOpcode};
 use urds_verbs::packets::{LAST, PLACED, Packet};
 use urds_verbs::queue_pair::{Outlet, Placing, QueuePair, Setup};
+use urds_verbs::time::Now;
 use urds_verbs::work::{
     Completion, Doubts, Event, Opcoded, Piece, Pieces, RecvWork, Route, SendWork,
 };
@@ -132,7 +134,8 @@ fn pair_over(timeout: i64, acks_wait: bool) -> (Side, Side) {
 }
 
 /// Move packets until none is left.
-fn exchange(left: &mut Side, right: &mut Side, now_ns: i64) {
+fn exchange(left: &mut Side, right: &mut Side, now: impl Into<Now>) {
+    let now = now.into();
     loop {
         let mut count = 0;
         for is_left in [true, false] {
@@ -141,9 +144,9 @@ fn exchange(left: &mut Side, right: &mut Side, now_ns: i64) {
             } else {
                 (&mut *right, &mut *left)
             };
-            while let Some((route, data)) = from.engine.poll_transmit(now_ns) {
+            while let Some((route, data)) = from.engine.poll_transmit(now) {
                 assert_eq!(route, to.route);
-                to.engine.receive(&data, from.route, now_ns);
+                to.engine.receive(&data, from.route, now);
                 count += 1;
             }
         }
@@ -223,6 +226,25 @@ fn a_request_to_an_absent_queue_pair_ends_as_timeout_and_retry_cnt_say() {
     }
     assert_eq!(left.statuses(), [Status::RetryExcErr]);
     assert_eq!(right.engine.counters.dropped_unknown, 2);
+}
+
+#[test]
+fn the_clock_is_read_for_a_timer_alone() {
+    static READ: AtomicI64 = AtomicI64::new(0);
+    let now = Now::Told(|| READ.fetch_add(1, Relaxed));
+    let (mut left, mut right) = pair(0);
+    right.receive(100);
+    left.post(Opcode::Send, 100, 0);
+    exchange(&mut left, &mut right, now);
+    assert_eq!(left.statuses(), [Status::Success]);
+    assert_eq!(READ.load(Relaxed), 0);
+    left.post(Opcode::Send, 100, 0);
+    exchange(&mut left, &mut right, now);
+    assert_eq!(
+        READ.load(Relaxed),
+        1,
+        "for the pause until there is a receive"
+    );
 }
 
 #[test]

@@ -10,6 +10,7 @@ use urds_verbs::memory::{Content, Payload};
 use urds_verbs::numbers::{GID_BYTES, Kind};
 use urds_verbs::packets::{self, Packet};
 use urds_verbs::queue_pair::{Outlet, Placing, Takers};
+use urds_verbs::time::Now;
 use urds_verbs::work::Route;
 
 use crate::channel::{Channel, Counters};
@@ -222,8 +223,8 @@ impl Channels {
 
     /// Take what is here, up to a limit for each channel, and send what is due; return whether
     /// there was anything.
-    pub fn progress(&mut self, engine: &mut Engine, now_ns: i64) -> bool {
-        self.look(engine, now_ns, self.look_bytes_max, Takers::Unasked)
+    pub fn progress(&mut self, engine: &mut Engine, now: impl Into<Now>) -> bool {
+        self.look(engine, now, self.look_bytes_max, Takers::Unasked)
             .has_found
     }
 
@@ -231,38 +232,42 @@ impl Channels {
     pub fn look(
         &mut self,
         engine: &mut Engine,
-        now_ns: i64,
+        now: impl Into<Now>,
         bytes_max: usize,
         takers: Takers,
     ) -> Looked {
+        let now = now.into();
         let mut looked = Looked::default();
         self.is_paused = false;
         engine.shared.takers = takers;
         for place in 0..self.open.len() {
-            self.read(place, engine, now_ns, bytes_max, &mut looked);
+            self.read(place, engine, now, bytes_max, &mut looked);
         }
         engine.shared.takers = Takers::Unasked;
         let found = looked.has_found;
-        let has_timer = engine.poll_timeout().is_some_and(|due_ns| due_ns <= now_ns);
+        let has_timer = engine
+            .poll_timeout()
+            .is_some_and(|due_ns| due_ns <= now.ns());
         if has_timer {
-            engine.handle_timeout(now_ns);
+            engine.handle_timeout(now.ns());
         }
         if found || has_timer || engine.has_ready() || !self.looped.is_empty() {
-            self.flush(engine, now_ns);
+            self.flush(engine, now);
         }
         looked
     }
 
     /// Take what is here of a peer that is gone, as `progress`; return whether there was anything.
-    pub fn drain(&mut self, gid: &Gid, engine: &mut Engine, now_ns: i64) -> bool {
+    pub fn drain(&mut self, gid: &Gid, engine: &mut Engine, now: impl Into<Now>) -> bool {
+        let now = now.into();
         let (mut looked, bytes_max) = (Looked::default(), self.look_bytes_max);
         self.is_paused = false;
         for place in 0..self.open.len() {
             if self.open[place].0 == *gid {
-                self.read(place, engine, now_ns, bytes_max, &mut looked);
+                self.read(place, engine, now, bytes_max, &mut looked);
             }
         }
-        self.flush(engine, now_ns);
+        self.flush(engine, now);
         looked.has_found
     }
 
@@ -285,7 +290,7 @@ impl Channels {
         &mut self,
         place: usize,
         engine: &mut Engine,
-        now_ns: i64,
+        now: Now,
         bytes_max: usize,
         looked: &mut Looked,
     ) {
@@ -300,7 +305,7 @@ impl Channels {
             && let Some(taken) = self.open[place].1.take()
         {
             count += 1;
-            if !self.receive(place, taken, engine, now_ns) {
+            if !self.receive(place, taken, engine, now) {
                 looked.has_left = true;
                 break;
             }
@@ -331,7 +336,7 @@ impl Channels {
     }
 
     /// Process one packet of a channel; false: it comes again.
-    fn receive(&mut self, place: usize, taken: Taken, engine: &mut Engine, now_ns: i64) -> bool {
+    fn receive(&mut self, place: usize, taken: Taken, engine: &mut Engine, now: Now) -> bool {
         let (gid, channel) = &mut self.open[place];
         let source = Route { gid: *gid, port: 0 };
         let (fields, bytes) = (taken.fields, taken.bytes);
@@ -360,7 +365,7 @@ impl Channels {
         if packet.kind.is_atomic() {
             payload = Content::Bytes(&[]);
         }
-        let is_done = engine.receive_packet(&packet, payload, source, now_ns);
+        let is_done = engine.receive_packet(&packet, payload, source, now);
         if !is_done {
             channel.give_back(taken);
         }
@@ -368,12 +373,13 @@ impl Channels {
     }
 
     /// Send what the engine has to send, to ourselves as well; then ring.
-    pub fn flush(&mut self, engine: &mut Engine, now_ns: i64) {
+    pub fn flush(&mut self, engine: &mut Engine, now: impl Into<Now>) {
+        let now = now.into();
         if self.is_closed {
             return;
         }
         loop {
-            while engine.poll(now_ns, self) {
+            while engine.poll(now, self) {
                 engine.counters.sent += 1;
             }
             let Some((packet, payload)) = self.looped.pop_front() else {
@@ -388,7 +394,7 @@ impl Channels {
                 gid: self.gid,
                 port: 0,
             };
-            engine.receive_packet(&packet, Content::Bytes(&payload), source, now_ns);
+            engine.receive_packet(&packet, Content::Bytes(&payload), source, now);
             if runs_dry(engine, packet.target_qpn) {
                 self.is_paused = true;
                 break;

@@ -18,6 +18,7 @@ use urds_path::packed_frames::Budget;
 use urds_rdma_courier::{Completed, Courier, Numbers, Setup};
 use urds_verbs::Engine as Machine;
 use urds_verbs::queue_pair::Takers;
+use urds_verbs::time::Now;
 use urds_verbs_shm::{Channels, Looked};
 
 use crate::deferred;
@@ -26,7 +27,7 @@ use crate::external::ExternalPath;
 use crate::gathered::GatheredMessages;
 use crate::mailbox::Mailbox;
 use crate::memory::payload_referring_to;
-use crate::verbs::engine::{Core, now_ns};
+use crate::verbs::engine::{Core, time_of};
 use crate::verbs::memory::Buffer;
 use crate::verbs::queue_pair::QueuePair;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
@@ -88,9 +89,9 @@ impl Couriers {
 
     /// Have couriers take what completed and post what may leave. The engine's lock is held.
     #[inline]
-    pub fn serve(&self, machine: &mut Machine, channels: &mut Channels, now_ns: i64) {
+    pub fn serve(&self, machine: &mut Machine, channels: &mut Channels, now: Now) {
         if self.has_any() {
-            self.serve_all(machine, channels, now_ns, None);
+            self.serve_all(machine, channels, now, None);
         }
     }
 
@@ -98,7 +99,7 @@ impl Couriers {
         &self,
         machine: &mut Machine,
         channels: &mut Channels,
-        now_ns: i64,
+        now: Now,
         mut needed: Option<&mut Option<Needed>>,
     ) {
         let couriers = self.of.lock();
@@ -114,10 +115,10 @@ impl Couriers {
                 has_posted |= courier.transmit(machine, channels.has_more());
             }
             if has_posted {
-                channels.flush(machine, now_ns);
+                channels.flush(machine, now);
             }
             if has_completed && channels.is_paused {
-                channels.progress(machine, now_ns); // its receives are there again
+                channels.progress(machine, now); // its receives are there again
             } else if !has_posted && !has_completed {
                 break;
             }
@@ -325,7 +326,7 @@ impl Core {
         bytes_max: usize,
         needed: Option<&mut Option<Needed>>,
     ) -> (bool, usize) {
-        let now_ns = now_ns();
+        let now = time_of(machine);
         let pushed = machine.shared.outbox.pushed;
         let mut looked = Looked::default();
         if bytes_max > 0 {
@@ -335,10 +336,10 @@ impl Core {
             } else {
                 Takers::Now
             };
-            looked = channels.look(machine, now_ns, bytes_max, takers);
+            looked = channels.look(machine, now, bytes_max, takers);
         }
         if self.couriers.has_any() {
-            self.couriers.serve_all(machine, channels, now_ns, needed);
+            self.couriers.serve_all(machine, channels, now, needed);
         }
         let is_due = self.left(machine, channels, pushed).is_due;
         let bytes_left = bytes_max.saturating_sub(looked.bytes).max(1);

@@ -18,6 +18,7 @@ use urds_verbs::attributes::Link;
 use urds_verbs::errors::{EOPNOTSUPP, Rejected};
 use urds_verbs::numbers::{GID_BYTES, QpKind};
 use urds_verbs::queue_pair::Setup;
+use urds_verbs::time::Now;
 use urds_verbs::work::{Completion, Element, Event};
 use urds_verbs_shm::Channels;
 
@@ -111,17 +112,17 @@ impl Core {
         result
     }
 
-    /// Do work on the machine and its channels, at the time of the system's clock.
+    /// Do work on the machine and its channels, with the system's clock.
     pub fn through<T>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
+        work: impl FnOnce(&mut Machine, &mut Channels, Now) -> T,
     ) -> PyResult<T> {
         self.couriers.held(|| {
             self.call_with(py, |machine, channels| {
-                let now_ns = now_ns();
-                let result = work(machine, channels, now_ns);
-                self.couriers.serve(machine, channels, now_ns);
+                let now = time_of(machine);
+                let result = work(machine, channels, now);
+                self.couriers.serve(machine, channels, now);
                 result
             })
         })
@@ -131,11 +132,11 @@ impl Core {
     pub fn through_pass<T>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
+        work: impl FnOnce(&mut Machine, &mut Channels, Now) -> T,
     ) -> PyResult<T> {
-        let (result, left) = self.through(py, |machine, channels, now_ns| {
+        let (result, left) = self.through(py, |machine, channels, now| {
             let pushed = machine.shared.outbox.pushed;
-            let result = work(machine, channels, now_ns);
+            let result = work(machine, channels, now);
             (result, self.left(machine, channels, pushed))
         })?;
         self.finish_pass(py, left)?;
@@ -164,8 +165,8 @@ impl Core {
         if !self.has_channels.load(Relaxed) {
             return Ok(());
         }
-        self.through(py, |machine, channels, now_ns| {
-            channels.flush(machine, now_ns);
+        self.through(py, |machine, channels, now| {
+            channels.flush(machine, now);
         })
     }
 
@@ -177,7 +178,7 @@ impl Core {
         // In the same section: what is a courier's must not be told to others.
         self.couriers.held(|| {
             self.call_with(py, |machine, channels| {
-                self.couriers.serve(machine, channels, now_ns());
+                self.couriers.serve(machine, channels, time_of(machine));
                 taken_of(machine, number, count)
             })
         })
@@ -303,6 +304,15 @@ pub fn taken_of(machine: &mut Machine, number: u32, count: usize) -> Taken {
     }
     let one = if count > 0 { queue.take() } else { None };
     one.map_or(Taken::None, Taken::One)
+}
+
+/// Return the time for a call: read once where a timer runs, for each packet may move it.
+#[inline]
+pub fn time_of(machine: &Machine) -> Now {
+    match machine.poll_timeout() {
+        Some(_) => Now::At(now_ns()),
+        None => Now::Told(now_ns),
+    }
 }
 
 pub fn now_ns() -> i64 {

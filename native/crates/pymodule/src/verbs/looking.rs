@@ -7,15 +7,16 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use urds_channel::sys::thread;
 use urds_verbs::Engine as Machine;
+use urds_verbs::time::Now;
 use urds_verbs_shm::{Channels, Wakes};
 
-use crate::verbs::engine::{Core, Taken, now_ns, taken_of};
+use crate::verbs::engine::{Core, Taken, now_ns, taken_of, time_of};
 
 /// How often a thread that polls also looks at sockets and timers.
 const LOOK_NS: i64 = 1_000_000;
 /// Empty polls after which a thread lets others of its process run, if they have devices.
 const EMPTY_POLLS_MAX: u32 = 32;
-/// Of so many empty polls one reads the clock, for timers.
+/// Of so many empty polls one reads the clock, for timers, and of so many that find something.
 const TIMED: u32 = 16;
 /// Empty polls in a row after which a thread is taken to poll in a loop, and how often each looks then.
 const LOOPING_POLLS: u32 = 2;
@@ -51,7 +52,7 @@ fn has_news(channels: &Channels, machine: &Machine, polls: u32) -> bool {
 #[derive(Clone, Copy, Default)]
 pub struct Left {
     pub is_due: bool,
-    /// When it has looked at channels, if it has.
+    /// When it has looked at channels, if it has and read the clock.
     looked_at_ns: Option<i64>,
 }
 
@@ -69,6 +70,8 @@ pub struct Looks {
     /// Threads of the adapter that wait for completions.
     pub watchers: AtomicUsize,
     empty_polls: AtomicU32,
+    /// Looks that have found something.
+    found: AtomicU32,
 }
 
 impl Default for Looks {
@@ -91,6 +94,7 @@ impl Looks {
             planned_ns: AtomicI64::new(i64::MAX),
             watchers: AtomicUsize::new(0),
             empty_polls: AtomicU32::new(0),
+            found: AtomicU32::new(0),
         }
     }
 
@@ -177,14 +181,27 @@ impl Core {
             return Left::default();
         }
         let polls = self.looks.empty_polls.load(Relaxed);
-        if !has_news(channels, machine, polls) && !polls.is_multiple_of(TIMED) {
+        let has_news = has_news(channels, machine, polls);
+        let found = self.looks.found.load(Relaxed);
+        let found = found.wrapping_add(u32::from(has_news));
+        self.looks.found.store(found, Relaxed);
+        let is_timed = (if has_news { found } else { polls }).is_multiple_of(TIMED);
+        if !(has_news || is_timed) {
             return Left::default();
         }
-        let (pushed, now_ns) = (machine.shared.outbox.pushed, now_ns());
-        channels.progress(machine, now_ns);
+        let now = if is_timed {
+            Now::At(now_ns())
+        } else {
+            time_of(machine)
+        };
+        let pushed = machine.shared.outbox.pushed;
+        channels.progress(machine, now);
         *taken = taken_of(machine, number, count);
         let mut left = self.left(machine, channels, pushed);
-        left.looked_at_ns = Some(now_ns);
+        left.looked_at_ns = match now {
+            Now::At(now_ns) => Some(now_ns),
+            Now::Told(_) => None,
+        };
         left
     }
 
@@ -193,9 +210,9 @@ impl Core {
     pub fn take_fed(&self, py: Python<'_>, number: u32) -> PyResult<(Taken, Left)> {
         let take = |machine: &mut Machine, channels: &mut Channels| {
             if self.has_channels.load(Relaxed) {
-                let now_ns = now_ns();
-                channels.progress(machine, now_ns);
-                self.couriers.serve(machine, channels, now_ns);
+                let now = time_of(machine);
+                channels.progress(machine, now);
+                self.couriers.serve(machine, channels, now);
             }
             let mut taken = Taken::None;
             let outbox = &mut machine.shared.outbox;
@@ -255,7 +272,7 @@ impl Core {
                 return (false, Wakes::default());
             }
             let pushed = machine.shared.outbox.pushed;
-            channels.progress(machine, now_ns());
+            channels.progress(machine, time_of(machine));
             let is_due = self.left(machine, channels, pushed).is_due;
             (is_due, self.ready_waiters(machine, None))
         })?;

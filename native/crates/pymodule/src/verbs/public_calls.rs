@@ -179,9 +179,9 @@ fn posting<W: Work, T>(
     if !W::SPEAKS {
         return qp.core.call_pass(py, post);
     }
-    qp.core.through_pass(py, |machine, channels, now_ns| {
+    qp.core.through_pass(py, |machine, channels, now| {
         let result = post(machine);
-        channels.flush(machine, now_ns);
+        channels.flush(machine, now);
         result
     })
 }

@@ -93,10 +93,10 @@ impl ShmEngine {
         is_connector: bool,
     ) -> PyResult<()> {
         let memory = ChannelMemory::map(memory).map_err(raised)?;
-        self.core.through(py, |machine, channels, now_ns| {
+        self.core.through(py, |machine, channels, now| {
             channels.attach(gid.0, memory, socket, is_connector);
             machine.resume();
-            channels.flush(machine, now_ns);
+            channels.flush(machine, now);
         })
     }
 
@@ -123,16 +123,15 @@ impl ShmEngine {
 
     /// Read all channels and send what is due; return whether packets came.
     fn progress(&self, py: Python<'_>) -> PyResult<bool> {
-        self.core.through(py, |machine, channels, now_ns| {
-            channels.progress(machine, now_ns)
-        })
+        self.core
+            .through(py, |machine, channels, now| channels.progress(machine, now))
     }
 
     /// Read what is left of a peer that is gone, as `progress`.
     #[pyo3(signature = (gid, /))]
     fn drain(&self, py: Python<'_>, gid: Gid) -> PyResult<bool> {
-        self.core.through(py, |machine, channels, now_ns| {
-            channels.drain(&gid.0, machine, now_ns)
+        self.core.through(py, |machine, channels, now| {
+            channels.drain(&gid.0, machine, now)
         })
     }
 
@@ -171,8 +170,8 @@ impl ShmEngine {
 
     /// Send what queue pairs have to send.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.core.through(py, |machine, channels, now_ns| {
-            channels.flush(machine, now_ns);
+        self.core.through(py, |machine, channels, now| {
+            channels.flush(machine, now);
         })
     }
 

@@ -114,10 +114,10 @@ impl Stream {
         work: impl FnOnce(&mut Machine, &mut Channels, u32) -> T,
     ) -> PyResult<T> {
         let number = self.qp.get().number();
-        self.core.through_pass(py, |machine, channels, now_ns| {
+        self.core.through_pass(py, |machine, channels, now| {
             let result = work(machine, channels, number);
             if machine.has_ready() {
-                channels.flush(machine, now_ns);
+                channels.flush(machine, now);
             }
             result
         })
@@ -365,9 +365,9 @@ impl Stream {
         if found > 0 {
             return Ok(found);
         }
-        self.core.through_pass(py, |machine, channels, now_ns| {
-            channels.progress(machine, now_ns);
-            self.core.progressed_ns.store(now_ns, Relaxed);
+        self.core.through_pass(py, |machine, channels, now| {
+            channels.progress(machine, now);
+            self.core.progressed_ns.store(now.ns(), Relaxed);
         })?;
         Ok(available())
     }

@@ -17,7 +17,7 @@ use urds_stream_link::Attention;
 use urds_verbs::Engine as Machine;
 use urds_verbs_shm::{Channels, Claim, Lead, Sleep, Waiter, Wakes};
 
-use crate::verbs::engine::{Core, now_ns};
+use crate::verbs::engine::{Core, now_ns, time_of};
 
 const NAP_NS: i64 = 100_000_000;
 
@@ -373,10 +373,10 @@ impl Core {
     /// Look at the channels; `None` after a panic.
     fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<Found> {
         let look = |machine: &mut Machine, channels: &mut Channels| {
-            let now_ns = now_ns();
+            let now = time_of(machine);
             let pushed = machine.shared.outbox.pushed;
-            let has_read = channels.progress(machine, now_ns);
-            self.couriers.serve(machine, channels, now_ns);
+            let has_read = channels.progress(machine, now);
+            self.couriers.serve(machine, channels, now);
             let is_due = self.left(machine, channels, pushed).is_due;
             let is_here = waiter.awaited.is_here(machine);
             // A thread that waits for a sink gives it all itself, or has the adapter do so.
