@@ -130,12 +130,7 @@ fn no_memory<T>(py: Python<'_>) -> Option<T> {
 
 /// Copy bytes into a `bytes` object.
 pub fn bytes_of<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let length = bytes.len().cast_signed(); // no slice is longer
-    // SAFETY: so many bytes can be read there; null comes with an error.
-    unsafe {
-        let object = ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), length);
-        Ok(Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked())
-    }
+    copied_bytes(py, bytes).ok_or_else(|| PyMemoryError::new_err(()))
 }
 
 fn new_bytes(py: Python<'_>, length: usize) -> PyResult<Bound<'_, PyBytes>> {
