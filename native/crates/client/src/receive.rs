@@ -13,6 +13,9 @@ pub struct Flags {
     pub dontwait: bool,
     /// `MSG_PEEK`: the message stays; a notification does not.
     pub peek: bool,
+    /// With `dontwait`: the caller polls for POLLIN if nothing is there, which may be shown all the
+    /// same. Its next call comes without this.
+    pub polls: bool,
 }
 
 /// What was received.
@@ -70,7 +73,10 @@ impl Socket {
             match self.side.receive(flags.peek, copy) {
                 Ok(received) => return Ok(self.finish(descriptor, &received, copied)),
                 Err(Rejected::Empty) => {
-                    self.quiet(descriptor)?;
+                    // Who took the last message took POLLIN away too, most times.
+                    if !(flags.polls && self.side.is_asleep()) {
+                        self.quiet(descriptor)?;
+                    }
                     if flags.dontwait {
                         return Err(libc::EAGAIN);
                     }

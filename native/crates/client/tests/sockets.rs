@@ -64,6 +64,7 @@ fn poll_shows_what_calls_find() {
     let peek = Flags {
         dontwait: true,
         peek: true,
+        polls: false,
     };
     a.send(4001, b"y", false).expect("room");
     wait_for(b.descriptor, IN | OUT);

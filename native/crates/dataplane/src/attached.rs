@@ -182,9 +182,12 @@ impl Plane {
     /// `Closed` and the like; of the system, when the control socket cannot be watched.
     pub fn attach_socket(&self, mailbox: MailboxId, parts: SocketParts) -> Result<(), Rejected> {
         let control = Arc::new(ControlSocket(Descriptor::new(parts.control)));
-        self.has_attached.store(true, Ordering::Relaxed);
         {
             let mut state = self.lock();
+            if !self.has_attached.load(Ordering::Relaxed) {
+                self.progress_thread.sleep_in(&self.poll_set)?;
+                self.has_attached.store(true, Ordering::Relaxed);
+            }
             let state = &mut *state;
             let record = state.open_mailbox(mailbox)?;
             let local = name_of(&record.local, record.port);

@@ -2,7 +2,9 @@
 //!
 //! One daemon thread runs `Plane::help`. It flushes batches, sends late acknowledgements and asks
 //! the kernel what a Linux peer's TCP has; and it reads when no other thread does. It sleeps on a
-//! set of its own: a doorbell and, nested, the plane's set armed for one event.
+//! set of its own: a doorbell and, nested, the plane's set armed for one event. In a node, where no
+//! application thread waits, it sleeps on the plane's set itself, which has the doorbell then: to arm
+//! and to ask a nested set are two system calls more for each message.
 //!
 //! It arms only while there is no leader and no thread has made progress for a tick. Progress is
 //! the end of a wait, a call of `progress`, and each message taken: a consumer that empties a full queue must not
@@ -21,6 +23,7 @@ use crate::accounts::{ABSENT_NS, DestinationId};
 use crate::events::Event;
 use crate::external::ExternalId;
 use crate::plane::Plane;
+use crate::poll_set;
 use crate::rules::{self, Moment, Rule};
 use crate::state::{HostId, MailboxId, PathId, State};
 use crate::sys::epoll::{self, Epoll};
@@ -120,6 +123,15 @@ impl ProgressThread {
         Ok(progress_thread)
     }
 
+    /// Have a sleep on the plane's set end as one on its own does.
+    pub(crate) fn sleep_in(&self, poll_set: &Epoll) -> io::Result<()> {
+        poll_set.add(
+            self.doorbell.descriptor(),
+            epoll::READABLE,
+            poll_set::DOORBELL,
+        )
+    }
+
     /// End any sleep, to check again which thread reads; takes no lock.
     pub(crate) fn ring(&self) {
         self.doorbell.ring();
@@ -170,12 +182,16 @@ impl Plane {
             }
             state.progress_thread.in_any_sleep = true;
             let is_armed = state.progress_thread.armed;
+            let reads = is_armed && self.has_attached.load(Ordering::Relaxed);
             drop(state);
             let is_quiet = !is_armed || self.devices.arm();
             if !is_quiet {
                 self.devices.serve();
             }
-            if self.rest(if is_quiet { timeout_ns } else { Some(0) }) {
+            let timeout_ns = if is_quiet { timeout_ns } else { Some(0) };
+            if reads {
+                self.rest_reading(timeout_ns);
+            } else if self.rest(timeout_ns) {
                 self.lock().counters.progress_thread_passes += 1;
                 self.serve_ready(Some(0));
             }
@@ -204,11 +220,12 @@ impl Plane {
         progress_thread.loop_was_silent = looping && !driven;
         if !led && !driven && absent && !progress_thread.armed {
             let mask = epoll::READABLE | epoll::ONCE;
-            let armed = self
-                .progress_thread
-                .set
-                .modify(self.poll_set.descriptor(), mask, PLANE);
-            progress_thread.armed = armed.is_ok();
+            progress_thread.armed = self.has_attached.load(Ordering::Relaxed)
+                || self
+                    .progress_thread
+                    .set
+                    .modify(self.poll_set.descriptor(), mask, PLANE)
+                    .is_ok();
         }
         // Never sooner than a tick: in a burst the next batch is nearly due, and gone by then.
         let left_ns = due_ns.map(|due_ns| due_ns.saturating_sub(now_ns).max(TICK_NS));
@@ -260,6 +277,27 @@ impl Plane {
             }
         }
         read
+    }
+
+    /// Sleep on the plane's set, and progress what is ready: a thread that begins to lead meanwhile
+    /// may be left with none of it, and is notified.
+    fn rest_reading(&self, timeout_ns: Option<u64>) {
+        let mut ready = epoll::NOTHING;
+        let told = self.poll_set.wait(&mut ready, timeout_ns).unwrap_or(0);
+        let mut state = self.lock();
+        state.progress_thread.asleep = false;
+        state.progress_thread.in_any_sleep = false;
+        state.progress_thread.armed = false;
+        if told == 0 {
+            return;
+        }
+        state.counters.progress_thread_passes += 1;
+        drop(state);
+        let ready = &ready[..told];
+        if ready.iter().any(|one| one.u64 == poll_set::DOORBELL) {
+            self.progress_thread.doorbell.silence();
+        }
+        self.serve(ready, false);
     }
 }
 

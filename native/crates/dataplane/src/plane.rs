@@ -20,7 +20,7 @@ use crate::events::{Event, Interest};
 use crate::held_wakes;
 use crate::mailbox::{Mailbox, MailboxSettings};
 use crate::path::StreamPath;
-use crate::poll_set::KICK;
+use crate::poll_set::{DOORBELL, KICK};
 use crate::rules::{self, Rule};
 use crate::state::{MailboxId, PathId, State};
 use crate::stream::Stream;
@@ -161,6 +161,8 @@ impl Plane {
         {
             if number == KICK {
                 self.read_kick(leading);
+            } else if number == DOORBELL {
+                // The progress thread has read it, or does so soon.
             } else if let Some(descriptor) = crate::poll_set::watched_of(number) {
                 self.lock().report_watched(descriptor);
             } else if let Some(mailbox) = crate::poll_set::attached_of(number) {

@@ -15,6 +15,8 @@ use crate::sys::sockets;
 
 /// The kick's number in the set; a path's is the path's own number.
 pub(crate) const KICK: u64 = u64::MAX;
+/// The number of the progress thread's doorbell, which is in the set of a node; for that thread alone.
+pub(crate) const DOORBELL: u64 = u64::MAX - 1;
 /// Marks a descriptor of the control plane; no path's number has this bit.
 const WATCHED: u64 = 1 << 63;
 /// Marks the control socket of an attached socket; the rest is the number of its mailbox.

@@ -320,9 +320,10 @@ impl AttachedMailbox {
         peek: bool,
     ) -> PyResult<Option<Taken<'py>>> {
         let deadline = Deadline::new(wait_ns);
-        let flags = Flags {
+        let mut flags = Flags {
             dontwait: true,
             peek,
+            polls: wait_ns != Some(0),
         };
         loop {
             let descriptor = self.open_fd(py)?;
@@ -342,6 +343,7 @@ impl AttachedMailbox {
                 Err(EAGAIN) => {}
                 Err(errno) => return Err(self.failed(py, errno, false)),
             }
+            flags.polls = false;
             let Some(left_ns) = deadline.left_ns() else {
                 return Ok(None);
             };

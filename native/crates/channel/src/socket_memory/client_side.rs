@@ -309,6 +309,12 @@ impl ClientSide {
         published & 0xffff_ffff != taken || self.area.long(AT_NOTIFY).load(Ordering::Relaxed) != 0
     }
 
+    /// Return whether this side counts as asleep already: what is published from now on rings.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        self.word(AT_READER_ASLEEP) != 0 && !self.has_something()
+    }
+
     /// After a receive found nothing: `forget` takes the bytes that show POLLIN, then this side
     /// counts as asleep. Return whether the node must be rung, because something came meanwhile.
     ///

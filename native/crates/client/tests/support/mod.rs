@@ -118,8 +118,10 @@ impl End {
 pub const NOW: Flags = Flags {
     dontwait: true,
     peek: false,
+    polls: false,
 };
 pub const WAIT: Flags = Flags {
     dontwait: false,
     peek: false,
+    polls: false,
 };

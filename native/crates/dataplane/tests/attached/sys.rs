@@ -35,6 +35,7 @@ pub fn receive(
     let flags = Flags {
         dontwait,
         peek: false,
+        polls: false,
     };
     socket.receive(descriptor, parts, flags)
 }

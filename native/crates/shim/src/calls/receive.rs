@@ -39,6 +39,7 @@ fn get(fd: c_int, held: &Held, parts: &[iovec], room: &mut [u8], flags: c_int) -
     let how = Flags {
         dontwait: flags & libc::MSG_DONTWAIT != 0,
         peek: flags & libc::MSG_PEEK != 0,
+        polls: false,
     };
     let socket = held.socket();
     // SAFETY: the parts can be written, by the promise of the call that brought them.
