@@ -33,6 +33,19 @@ pub struct Received<'a> {
     pub queued_ns: Option<u64>,
 }
 
+impl<'a> Received<'a> {
+    /// Return a short message without other details.
+    fn plain(source: SocketAddress, payload: &'a [u8]) -> Self {
+        Self {
+            payload: ArrivingPayload::Borrowed(payload),
+            source,
+            extension: NO_EXTENSION,
+            time_ns: 0,
+            queued_ns: None,
+        }
+    }
+}
+
 /// The next thing in a mailbox.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken<T> {
@@ -201,7 +214,16 @@ impl State {
         }
         let queued_ns =
             |arrived_ns| (arrived_ns != 0).then(|| clock.now_ns().saturating_sub(arrived_ns));
-        let Some(handed) = mailbox.hand_over(peek, queued_ns, make) else {
+        let (mut make, mut handed) = (Some(make), None);
+        if !peek {
+            mailbox.inbox.take_plain(1, |source, bytes| {
+                handed = make.take().map(|make| make(Received::plain(source, bytes)));
+            });
+        }
+        if let Some(make) = make {
+            handed = mailbox.hand_over(peek, queued_ns, make);
+        }
+        let Some(handed) = handed else {
             return Ok(Taken::Nothing);
         };
         if peek {
@@ -225,22 +247,32 @@ impl State {
         count_max: usize,
         make: &mut impl FnMut(Received<'_>),
     ) -> Result<(), Rejected> {
-        let now_ns = self.now_ns();
-        let mailbox = self.open_mailbox(id)?;
+        let (reason, clock) = (self.closed_reason, &self.clock);
+        let mailbox = self.mailboxes.get_mut(id).filter(|mailbox| !mailbox.closed);
+        let mailbox = mailbox.ok_or(reason)?;
         if mailbox.has_notice() {
             return Ok(());
         }
-        let mut is_touched = false;
-        for _ in 0..count_max {
-            let queued_ns =
-                |arrived_ns| (arrived_ns != 0).then(|| now_ns.saturating_sub(arrived_ns));
+        let mut now_ns = None;
+        let mut count = 0;
+        while count < count_max {
+            let take = |source, bytes: &_| make(Received::plain(source, bytes));
+            let plain = mailbox.inbox.take_plain(count_max - count, take);
+            count += plain;
+            if plain > 0 {
+                continue;
+            }
+            let queued_ns = |arrived_ns| {
+                let now_ns = *now_ns.get_or_insert_with(|| clock.now_ns());
+                (arrived_ns != 0).then(|| now_ns.saturating_sub(arrived_ns))
+            };
             if mailbox.hand_over(false, queued_ns, &mut *make).is_none() {
                 break;
             }
-            is_touched |= mailbox.special
-                || mailbox.inbox.receive_queued_bytes < mailbox.inbox.clear_below_bytes;
+            count += 1;
         }
-        if is_touched {
+        let queued = mailbox.inbox.receive_queued_bytes;
+        if count > 0 && (mailbox.special || queued < mailbox.inbox.clear_below_bytes) {
             self.touched.insert(id);
         }
         Ok(())

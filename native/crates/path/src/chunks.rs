@@ -30,10 +30,16 @@ impl Chunks {
     /// Return the first message, which is `bytes` long.
     #[inline]
     pub fn front(&self, bytes: usize) -> &[u8] {
-        &self.full.front().unwrap_or(&self.last)[self.offset..self.offset + bytes]
+        &self.first()[..bytes]
     }
 
-    /// Remove the first message.
+    /// Return the first messages: those of one piece.
+    #[inline]
+    pub fn first(&self) -> &[u8] {
+        &self.full.front().unwrap_or(&self.last)[self.offset..]
+    }
+
+    /// Remove the first message, or several of the first piece.
     #[inline]
     pub fn pop(&mut self, bytes: usize) {
         self.offset += bytes;

@@ -241,6 +241,43 @@ impl Inbox {
         self.rest();
     }
 
+    /// Pass source and payload of the next messages to `take` and take them out, at most `count_max`;
+    /// return how many. It stops at one that has memory of its own, an extension or times, at a run of
+    /// empty ones, and where a piece of memory ends; it takes one at least if the first is none of them.
+    #[inline]
+    pub fn take_plain(
+        &mut self,
+        count_max: usize,
+        mut take: impl FnMut(SocketAddress, &[u8]),
+    ) -> usize {
+        let first = self.chunks.first();
+        let (mut count, mut bytes) = (0, 0);
+        for item in self.items.iter().take(count_max) {
+            let Kind {
+                has_body,
+                has_detail,
+                is_run,
+                tos: _,
+            } = item.kind;
+            let end = bytes + item.bytes as usize;
+            let Some(payload) = first.get(bytes..end) else {
+                break;
+            };
+            if has_body || has_detail || is_run {
+                break;
+            }
+            take(item.source, payload);
+            (count, bytes) = (count + 1, end);
+        }
+        if count > 0 {
+            self.items.drain(..count);
+            self.chunks.pop(bytes);
+            self.receive_queued_bytes -= bytes;
+            self.rest();
+        }
+        count
+    }
+
     /// Take and return the body of the next message if it has memory of its own.
     pub fn take_body(&mut self) -> Option<Body> {
         let item = *self.items.front().filter(|item| item.kind.has_body)?;

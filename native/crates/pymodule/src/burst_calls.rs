@@ -185,21 +185,19 @@ fn recv_many<'py>(
     let bytes_max = usize::try_from(sys::integer(bytes_max)?).unwrap_or(0);
     let mut came = Vec::with_capacity(BURST_MESSAGES.min(count_max));
     take_burst(mailbox, count_max, bytes_max, &mut came)?;
-    let mut pairs = Vec::with_capacity(came.len());
     if came.is_empty() {
         let wait_ns = own.receive_wait_ns();
         let make = |received: Received<'_>| Came::of(own, py, received, bytes_max);
         let first = fast_calls::take(mailbox, wait_ns, false, make)?;
         // Before more is taken: this takes the notice of an operation, and raises if nothing came.
-        let first = fast_calls::named(mailbox, first, bytes_max, wait_ns)?;
+        came.push(fast_calls::named(mailbox, first, wait_ns)?);
         // A socket closed meanwhile is an error of the next call: this one has a message.
         let _ = take_burst(mailbox, count_max.saturating_sub(1), bytes_max, &mut came);
-        pairs.reserve_exact(1 + came.len());
-        pairs.push(first);
     }
-    for one in came {
-        pairs.push(one.into_pair(own, py, bytes_max)?);
-    }
+    let pairs = came
+        .into_iter()
+        .map(|one| one.into_pair(own, py, bytes_max))
+        .collect::<PyResult<Vec<_>>>()?;
     Ok(PyList::new(py, pairs)?.into_any())
 }
 

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyInt, PyList, PyType};
 use urds_dataplane::errors::{ErrorReason, Rejected};
 use urds_dataplane::receive_side::{Received, Taken};
 use urds_dataplane::send_side::{Leaving, Message, Sent};
@@ -284,12 +284,8 @@ fn recvfrom<'py>(
         return nothing(py);
     };
     let make = |received: Received<'_>| Came::of(own, py, received, bytes_max);
-    named(
-        mailbox,
-        take(mailbox, wait_ns, peek, make)?,
-        bytes_max,
-        wait_ns,
-    )
+    let taken = take(mailbox, wait_ns, peek, make)?;
+    named(mailbox, taken, wait_ns)?.into_pair(own, py, bytes_max)
 }
 
 /// What `recvfrom` is asked for.
@@ -302,7 +298,8 @@ pub struct Wanted {
 /// Return what `recvfrom` is asked for, where the socket waits for `wait_ns`.
 ///
 /// `None` for `MSG_OOB`: the answer is that to an empty message, kernel parity.
-#[inline]
+#[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+#[inline(always)]
 pub fn recvfrom_arguments(
     py: Python<'_>,
     arguments: Arguments<'_, '_>,
@@ -331,21 +328,22 @@ pub fn recvfrom_arguments(
     }))
 }
 
-/// Return what was taken as `recvfrom` does; nothing is an error.
+/// Return what was taken as a message, a notice as an empty one without a name; nothing is an error.
+#[allow(clippy::inline_always)] // it would be written to memory, to be read at once
+#[inline(always)]
 pub fn named<'py>(
     mailbox: &Bound<'py, Mailbox>,
     taken: Taken<Came<'py>>,
-    bytes_max: usize,
     wait_ns: Option<u64>,
-) -> PyResult<Bound<'py, PyAny>> {
+) -> PyResult<Came<'py>> {
     let (py, own) = (mailbox.py(), mailbox.get());
     match taken {
-        Taken::Message(came) => came.into_pair(own, py, bytes_max),
+        Taken::Message(came) => Ok(came),
         Taken::Operations => {
             own.shell.take_notices(own.id, 1); // kernel parity: no place for it, so it is lost
-            nothing(py)
+            Ok(Came::nothing(py))
         }
-        Taken::Congestion(_) => nothing(py),
+        Taken::Congestion(_) => Ok(Came::nothing(py)),
         Taken::Nothing => Err(none_came(py, wait_ns)),
     }
 }
@@ -376,35 +374,49 @@ pub struct Came<'py> {
 
 /// The source of a message.
 enum Source<'py> {
-    Known(Bound<'py, PyTuple>),
+    Known(Bound<'py, PyAny>),
     /// Its tuple is still to be made.
     New(Box<SocketAddress>),
 }
 
 impl<'py> Came<'py> {
     /// Copy it out of the queue: allowed under the plane's lock.
-    #[inline]
+    #[allow(clippy::inline_always)] // the message would be written to memory, to be read at once
+    #[inline(always)]
     pub fn of(own: &Mailbox, py: Python<'py>, received: Received<'_>, bytes_max: usize) -> Self {
         Self {
             payload: payload_of(py, received.payload, bytes_max),
             source: match own.known_source(py, &received.source) {
-                Some(tuple) => Source::Known(tuple),
+                Some(tuple) => Source::Known(tuple.into_any()),
                 None => Source::New(Box::new(received.source)),
             },
         }
     }
 
+    /// What stands for a notice.
+    fn nothing(py: Python<'py>) -> Self {
+        Self {
+            payload: Payloads::Bytes(Some(PyBytes::new(py, b""))),
+            source: Source::Known(py.None().into_bound(py)),
+        }
+    }
+
     /// Return it as `recvfrom` does.
+    #[allow(clippy::inline_always)] // it would be written to memory, to be read at once
+    #[inline(always)]
     pub fn into_pair(
         self,
         own: &Mailbox,
         py: Python<'py>,
         bytes_max: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let payload = self.payload.into_bytes(py, bytes_max)?;
+        let payload = match self.payload {
+            Payloads::Bytes(Some(bytes)) => bytes, // seen here, so that it is not moved through memory
+            rare => rare.into_bytes(py, bytes_max)?,
+        };
         let source = match self.source {
             Source::Known(tuple) => tuple,
-            Source::New(source) => own.source(py, &source)?,
+            Source::New(source) => own.source(py, &source)?.into_any(),
         };
         Ok((payload, source).into_pyobject(py)?.into_any())
     }

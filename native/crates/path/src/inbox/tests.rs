@@ -217,6 +217,9 @@ fn a_cleared_inbox_still_knows_of_its_bit() {
     assert_eq!(inbox.check_congestion(0), Some(false));
 }
 
+/// Payload, source, extension, wall clock, whether it has memory of its own.
+type Message = (Vec<u8>, SocketAddress, Extension, u64, bool);
+
 #[derive(Clone, Debug)]
 enum Step {
     Push {
@@ -229,6 +232,9 @@ enum Step {
         port: u16,
     },
     Pop,
+    TakePlain {
+        count_max: usize,
+    },
     TakeBody,
 }
 
@@ -242,6 +248,7 @@ fn step() -> impl Strategy<Value = Step> {
             }
         ),
         2 => Just(Step::Pop),
+        1 => (1_usize..70).prop_map(|count_max| Step::TakePlain { count_max }),
         1 => Just(Step::TakeBody),
     ]
 }
@@ -277,6 +284,17 @@ proptest! {
                 Step::Pop => {
                     inbox.pop();
                     model.pop_front();
+                }
+                Step::TakePlain { count_max } => {
+                    let mut taken = Vec::new();
+                    let has_run = inbox.items.front().is_some_and(|item| item.kind.is_run);
+                    let count = inbox.take_plain(count_max, |source, payload| {
+                        taken.push((payload.to_vec(), source, NO_EXTENSION, 0, false));
+                    });
+                    let is_plain = |message: &Message| !message.4 && (message.2, message.3) == (NO_EXTENSION, 0);
+                    let has_plain = !has_run && model.front().is_some_and(is_plain);
+                    prop_assert_eq!((count > 0, count <= count_max), (has_plain, true));
+                    prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
                 }
                 Step::TakeBody => {
                     let body = inbox.take_body();
