@@ -670,7 +670,7 @@ impl MessageSink for StateSink<'_> {
             return false;
         };
         if self.source.port != message.source_port {
-            self.source.port = message.source_port;
+            begin_source(&mut self.source, message.source_port);
         }
         let source = self.source;
         // Times are taken only for a message that reports other details as well.
@@ -685,7 +685,8 @@ impl MessageSink for StateSink<'_> {
                 self.journal,
                 &mut self.wall_ns,
                 self.now_ns,
-                (source, &message),
+                (source, message.sequence, message.extension),
+                message.payload.bytes(), // parts: by reference each message would be written to memory
             );
         if !is_there {
             mailbox.inbox.push(
@@ -704,6 +705,14 @@ impl MessageSink for StateSink<'_> {
     }
 }
 
+/// Apart, so that the port is written for another source only: a processor waits for a copy of what was
+/// just written in part.
+#[cold]
+#[inline(never)]
+fn begin_source(source: &mut SocketAddress, port: u16) {
+    source.port = port;
+}
+
 /// Put a message into the memory of an attached socket; return false if it has no room.
 #[inline(never)]
 fn deliver_attached(
@@ -711,7 +720,8 @@ fn deliver_attached(
     journal: Option<(&PathJournal, u32)>,
     known_wall_ns: &mut Option<u64>,
     arrived_ns: u64,
-    (source, message): (SocketAddress, &Arriving<'_>),
+    (source, sequence, extension): (SocketAddress, u64, Extension),
+    payload: &[u8],
 ) -> bool {
     let Some(attached) = mailbox.attached.as_deref_mut() else {
         return false;
@@ -719,7 +729,7 @@ fn deliver_attached(
     let wants_times = attached.wants_times();
     let details = Details {
         source,
-        extension: message.extension,
+        extension,
         wall_ns: if wants_times {
             *known_wall_ns.get_or_insert_with(wall_ns)
         } else {
@@ -728,8 +738,7 @@ fn deliver_attached(
         arrived_ns,
     };
     let delivery = journal.map_or(Delivery::Unnoted, |(journal, entry)| {
-        Delivery::OfPath(journal, entry, message.sequence)
+        Delivery::OfPath(journal, entry, sequence)
     });
-    let payload = message.payload.bytes();
     attached.deliver(&mut mailbox.inbox, &details, payload, delivery)
 }

@@ -378,8 +378,12 @@ impl Receiver {
             && header.target_port != 0
             && self.accepted
             && header.sequence >= self.sequence_expected;
-        if !is_plain && !self.accept_or_drop(header, payload.bytes(), counters)? {
-            return Ok(());
+        if !is_plain {
+            // A copy: with a reference to the header itself each message's would be written to memory.
+            let header = *header;
+            if !self.accept_or_drop(&header, payload.bytes(), counters)? {
+                return Ok(());
+            }
         }
         // The last number has no successor: it stays expected, and its duplicate is not dropped.
         self.sequence_expected = header.sequence.saturating_add(1);
