@@ -165,11 +165,11 @@ def compare(release: Release, options: argparse.Namespace) -> int:
     if not wanted:
         raise NotBuilt(f"no row has {options.only!r} in the name of its carrier")
     verdicts = []
-    for number, row in enumerate(wanted):
+    for row in wanted:
         if isinstance(row, NodeRow):
-            verdict = row.run(number=number, limit_s=options.limit_s)
+            verdict = row.run(limit_s=options.limit_s)
         else:
-            verdict = run(row, old, new, number=number, limit_s=options.limit_s)
+            verdict = run(row, old, new, limit_s=options.limit_s)
         verdicts.append(verdict)
         name = f"{row.carrier.name}, {row.release_plane} and {row.tree_plane}"
         say(f"{name}, {row.connects} connects: {verdict.result} {verdict.seconds} s", flush=True)

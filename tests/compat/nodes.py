@@ -10,7 +10,6 @@ queued messages arrive, each once and in order.
 
 import errno
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -25,7 +24,7 @@ from tests.compat.relay import Change, Relay
 from tests.compat.rows import (
     MESSAGES,
     NATIVE,
-    NETWORK,
+    NETWORKS,
     Build,
     Carrier,
     Host,
@@ -34,11 +33,13 @@ from tests.compat.rows import (
     Verdict,
     plan,
 )
+from tests.support.places import take_subnet
 
 ROLE: Final = Path(__file__).with_name("node_role.py")
 _STEP_S: Final = 0.02
 _COMMAND_S_MAX: Final = 60.0
 _OPEN: Final = 1
+_REFUSED: Final = "upgrade once they are closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +217,13 @@ class NodeRow:
     release_plane: str = NATIVE
     tree_plane: str = NATIVE
 
-    def run(self, *, number: int, limit_s: float) -> Verdict:
+    def run(self, *, limit_s: float) -> Verdict:
         """Run it and judge it."""
         verdict = Verdict(self.carrier.name, NATIVE, NATIVE, self.connects)
         started_s = time.monotonic()
-        network = f"{NETWORK}.{(os.getpid() + number) % 250}"
+        network, lock = take_subnet(*NETWORKS)
         try:
-            with _folder() as folder:
+            with lock, _folder() as folder:
                 verdict.detail = self.steps(folder, network, started_s + limit_s)
             verdict.result = Result.WORKS if self.wanted is None else Result.ERROR
         except Stopped as stop:
@@ -316,9 +317,14 @@ def _refused_upgrade(tree: Build) -> NodeRow:
             with _held(tree, node.place, network, deadline_s):
                 installed.take(tree, [LATER_MEMORY])
                 done = node.command(tree, "upgrade")
-                if done.returncode != 1 or "upgrade once they are closed" not in done.stderr:
+                if done.returncode != 1 or _REFUSED not in done.stderr:
                     raise Stopped(Result.FAILED, f"upgrade: {done.returncode} {done.stderr[-300:]}")
-            _commanded(node, tree, "upgrade")
+            # The node hears a little later that the sockets of a process have ended.
+            while _REFUSED in (late := node.command(tree, "upgrade")).stderr:
+                if time.monotonic() > deadline_s:
+                    raise Stopped(Result.FAILED, late.stderr.strip()[-300:])
+            if late.returncode != 0:
+                raise Stopped(Result.FAILED, f"urds node upgrade: {late.stderr.strip()[-300:]}")
         return done.stderr.strip()
 
     return NodeRow(_carrier("node: upgrade, later memory"), tree.label, steps, errno.EPROTO)

@@ -19,9 +19,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tests.support.places import take_subnet
+
 ROLE = Path(__file__).with_name("role.py")
 MESSAGES = 41  # of an exchange, each way: 21 one by one, 20 in a burst
-NETWORK = "127.93"
+NETWORKS = (93, 1)  # `take_subnet`
 PYTHON, NATIVE = "python", "native"
 ANSWER_S_MAX = 20.0
 
@@ -266,12 +268,14 @@ def _is_asked(carrier: Carrier, old: str, new: str) -> bool:
     return carrier.transport == "tcp" or old == new
 
 
-def run(row: Row, release: Build, tree: Build, *, number: int, limit_s: float) -> Verdict:
+def run(row: Row, release: Build, tree: Build, *, limit_s: float) -> Verdict:
     """Run a row and judge it; it takes at most `limit_s` and a little."""
     verdict = Verdict(row.carrier.name, row.release_plane, row.tree_plane, row.connects)
     started_s = time.monotonic()
     try:
-        detail = _exchange_all(row, release, tree, number, started_s + limit_s, verdict)
+        network, lock = take_subnet(*NETWORKS)
+        with lock:
+            detail = _exchange_all(row, release, tree, network, started_s + limit_s, verdict)
         asked = {row.carrier.transport}
         verdict.result = Result.WORKS if set(verdict.transports) == asked else Result.FALLS_BACK
         verdict.detail = detail
@@ -282,9 +286,8 @@ def run(row: Row, release: Build, tree: Build, *, number: int, limit_s: float) -
 
 
 def _exchange_all(
-    row: Row, release: Build, tree: Build, number: int, deadline_s: float, verdict: Verdict
+    row: Row, release: Build, tree: Build, network: str, deadline_s: float, verdict: Verdict
 ) -> str:
-    network = f"{NETWORK}.{(os.getpid() + number) % 250}"
     low, high = f"{network}.2", f"{network}.3"
     old, new = (low, high) if row.release_connects else (high, low)
     wait_s = max(1.0, (deadline_s - time.monotonic()) / 4)

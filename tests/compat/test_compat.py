@@ -73,7 +73,7 @@ def wrong_host(tree: Build, folder: Path, what: str) -> Build:
 @pytest.mark.parametrize("release_connects", [True, False])
 def test_hosts_of_the_same_sources_work(tree: Build, release_connects: bool) -> None:
     row = replace(ON_TCP, release_connects=release_connects)
-    verdict = run(row, tree, tree, number=10 + release_connects, limit_s=LIMIT_S)
+    verdict = run(row, tree, tree, limit_s=LIMIT_S)
     assert verdict.result is Result.WORKS, verdict.detail
     assert verdict.transports == ["tcp", "tcp"]
     assert verdict.detail.startswith(f"{3 * MESSAGES} messages each way")
@@ -81,7 +81,7 @@ def test_hosts_of_the_same_sources_work(tree: Build, release_connects: bool) -> 
 
 def test_a_carrier_that_a_plane_lacks_falls_back(tree: Build) -> None:
     row = Row(SHARED_MEMORY, PYTHON, PYTHON, release_connects=True)
-    verdict = run(row, tree, tree, number=12, limit_s=LIMIT_S)
+    verdict = run(row, tree, tree, limit_s=LIMIT_S)
     assert verdict.result is Result.FALLS_BACK, verdict.detail
     assert verdict.transports == ["tcp", "tcp"]
 
@@ -103,7 +103,7 @@ def test_what_goes_wrong_is_told(
 ) -> None:
     wrong = wrong_host(tree, tmp_path, what)
     limit_s = 12 if what in ("loses", "hangs") else LIMIT_S
-    verdict = run(ON_TCP, wrong, tree, number=20 + list(WRONG).index(what), limit_s=limit_s)
+    verdict = run(ON_TCP, wrong, tree, limit_s=limit_s)
     assert verdict.result is result, verdict.detail
     if detail.partition("|")[0] not in verdict.detail:
         assert detail.partition("|")[2] in verdict.detail
@@ -111,7 +111,7 @@ def test_what_goes_wrong_is_told(
 
 def test_a_host_with_the_sources_of_another_place_is_none(tree: Build, tmp_path: Path) -> None:
     stray = replace(tree, sources=tmp_path)
-    verdict = run(ON_TCP, stray, tree, number=30, limit_s=LIMIT_S)
+    verdict = run(ON_TCP, stray, tree, limit_s=LIMIT_S)
     assert verdict.result is Result.FAILED
     assert "runs the urds of another place" in verdict.detail
 

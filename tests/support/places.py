@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
@@ -277,9 +277,27 @@ def take_subnet(first: int, networks: int) -> tuple[str, socket.socket]:
 
     X is one of `networks` numbers from `first`.
     """
-    count = networks * 256
-    for number in (next(_counted) % count for _ in range(count)):
-        prefix = f"127.{first + number // 256}.{number % 256}"
+    return _taken(
+        f"127.{first + number // 256}.{number % 256}" for number in _numbers(networks * 256)
+    )
+
+
+def take_networks(first: int, blocks: int) -> tuple[int, socket.socket]:
+    """Return X of networks `127.X` to `127.(X + 3)` that no other test process has, and the lock.
+
+    They are one of so many blocks from `first`.
+    """
+    prefix, lock = _taken(f"127.{first + 4 * number}.255" for number in _numbers(blocks))
+    return int(prefix.split(".")[1]), lock
+
+
+def _numbers(count: int) -> Iterator[int]:
+    """Yield all numbers below `count`, each process from another one on."""
+    return (next(_counted) % count for _ in range(count))
+
+
+def _taken(prefixes: Iterable[str]) -> tuple[str, socket.socket]:
+    for prefix in prefixes:
         lock = socket.socket()
         try:
             lock.bind((f"{prefix}.255", _LOCK_PORT))
@@ -287,7 +305,7 @@ def take_subnet(first: int, networks: int) -> tuple[str, socket.socket]:
             lock.close()
         else:
             return prefix, lock
-    raise AssertionError(f"{count} tests at once")
+    raise AssertionError("too many tests at once")
 
 
 if __name__ == "__main__":  # why two namespaces cannot be made, or nothing, for the Makefile

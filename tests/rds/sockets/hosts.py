@@ -1,22 +1,41 @@
 """Addresses of hosts for tests: a subnet of 127/8 of its own for each test process.
 
-Two runs beside each other would else ask for the same address, which one process can host.
+Two runs beside each other would else ask for the same address, which one process can host. Over
+nodes, which keep their addresses, each test of a process has another one of 1,020 subnets.
 """
 
-import os
+from functools import cache
 from typing import Any
 
 from tests.support import backends
+from tests.support.places import take_networks, take_subnet
 
 _numbers: dict[str, int] = {}
+_locks: list[object] = []  # of what this process has taken
 
 
 def host(number: int) -> str:
     """Return the address of host 1 to 254 of this process."""
-    pid = os.getpid() + 7 * backends.shifted()
-    address = f"127.{64 + (pid >> 8) % 64}.{pid % 256}.{number}"
+    address = f"{_subnet(backends.shifted())}.{number}"
     _numbers[address] = number
     return address
+
+
+@cache
+def _first_network() -> int:
+    first, lock = take_networks(128, 16)
+    _locks.append(lock)
+    return first
+
+
+@cache
+def _subnet(shifted: int) -> str:
+    if backends.IS_ATTACHED:
+        network, subnet = divmod(shifted % (4 * 255), 255)  # 255 has the lock
+        return f"127.{_first_network() + network}.{subnet}"
+    prefix, lock = take_subnet(64, 64)
+    _locks.append(lock)
+    return prefix
 
 
 def shifted(value: Any) -> Any:
