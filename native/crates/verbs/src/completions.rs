@@ -57,6 +57,7 @@ impl CompletionQueue {
     }
 
     /// Queue a completion of the queue that has this number; see `Shared::complete`.
+    #[inline]
     pub fn push(&mut self, number: u32, completion: Completion, outbox: &mut Outbox) {
         outbox.pushed = outbox.pushed.wrapping_add(1);
         if self.has_sink {

@@ -420,7 +420,20 @@ impl Engine {
         }
     }
 
+    /// Note what work on a queue pair has changed: of most calls neither its timer nor that it failed.
+    #[inline]
     fn plan(&mut self, number: u32) {
+        if let Some(served) = self.queue_pairs.get(number) {
+            let has_failed = served.queue_pair.state == QpState::Err;
+            let deadline_ns = served.queue_pair.poll_timeout();
+            if has_failed != served.has_failed || deadline_ns != served.deadline_ns {
+                self.plan_anew(number);
+            }
+        }
+    }
+
+    #[cold]
+    fn plan_anew(&mut self, number: u32) {
         let Some(served) = self.queue_pairs.get_mut(number) else {
             return;
         };

@@ -22,7 +22,7 @@ use crate::requests::{Request, check_send};
 use crate::responder::Responder;
 use crate::slots::Slots;
 use crate::time::Now;
-use crate::work::{Completion, Doubts, Element, Event, Opcoded, Own, Pieces};
+use crate::work::{Completion, Doubts, Element, Event, Opcoded, Pieces};
 use crate::work::{RecvWork, Route, SendWork};
 
 /// Where packets of an engine go: bytes for a network, or records of a channel.
@@ -365,7 +365,7 @@ impl QueuePair {
         let mut request = Request::of_consumer(work, post.payload.len() as u64);
         request.is_placed = self.place_now(&request, post, outlet);
         if !request.is_placed && !post.payload.is_empty() {
-            request.work.own = Own::copy_of(post.payload);
+            request.work.own.copy(post.payload);
         }
         request.ordinal = self.next_ordinal;
         self.next_ordinal += 1;
@@ -737,6 +737,7 @@ impl QueuePair {
 
 impl Shared {
     /// Queue a completion.
+    #[inline]
     pub fn complete(&mut self, number: u32, completion: Completion) {
         if let Some(queue) = self.completions.get_mut(number) {
             queue.push(number, completion, &mut self.outbox);

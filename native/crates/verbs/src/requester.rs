@@ -201,32 +201,33 @@ impl QueuePair {
         if waits_for_answers || next.is_answered() && !self.has_resources() {
             return Ok(false);
         }
-        let Some(mut request) = self.posted.pop_front() else {
+        let (ordinal, kind) = (next.ordinal, next.kind);
+        // Moved once, before anything of it changes.
+        self.started.extend(self.posted.pop_front());
+        let Some(request) = self.started.back() else {
             return Ok(false); // it was there
         };
-        let ordinal = request.ordinal;
-        let Some(kind) = request.kind else {
-            let result = self.carry_out_here(&request, shared);
-            self.started.push_back(request);
+        let takes_receive = request.work.opcode.takes_receive();
+        let Some(kind) = kind else {
+            let result = self.carry_out_here(request, shared);
             result.map_err(|status| Stopped(ordinal, status))?;
             self.complete_sends(shared);
             return Ok(true);
         };
-        if request.work.opcode.takes_receive() {
-            self.requester.messages = self.requester.messages.wrapping_add(1);
-        }
-        let placed = if request.is_placed {
+        let is_placed = if request.is_placed {
             Ok(true)
         } else {
-            self.place(&request, kind, shared, outlet)
+            self.place(request, kind, shared, outlet)
         };
-        request.is_placed = placed == Ok(true);
-        if let Err(status) = placed {
-            self.started.push_back(request);
-            return Err(Stopped(ordinal, status));
+        if takes_receive {
+            self.requester.messages = self.requester.messages.wrapping_add(1);
         }
-        if request.is_placed && !request.work.opcode.takes_receive() {
-            self.started.push_back(request);
+        let is_placed = is_placed.map_err(|status| Stopped(ordinal, status))?;
+        let Some(request) = self.started.back_mut() else {
+            return Ok(false); // it is there
+        };
+        request.is_placed = is_placed;
+        if is_placed && !takes_receive {
             self.complete_sends(shared); // the bytes are there: no packet, no answer
             return Ok(true);
         }
@@ -236,7 +237,6 @@ impl QueuePair {
         if request.is_overtakable() {
             self.requester.unplaced.push(ordinal);
         }
-        self.started.push_back(request);
         self.requester.current = Some(ordinal);
         Ok(true)
     }

@@ -67,17 +67,27 @@ impl Own {
     /// Copy bytes while posting.
     #[inline]
     pub fn copy_of(payload: Payload<'_>) -> Self {
+        let mut own = Self::None;
+        own.copy(payload);
+        own
+    }
+
+    /// As `copy_of`, where it lies: the processor waits for bytes that it reads in wider pieces than they
+    /// were written in.
+    #[inline]
+    pub fn copy(&mut self, payload: Payload<'_>) {
         let bytes = payload.len();
         match u8::try_from(bytes) {
             Ok(length) if bytes <= SHORT_BYTES => {
-                let mut room = [0; SHORT_BYTES];
-                payload.copy_to(&mut room[..bytes]);
-                Self::Short(length, room)
+                *self = Self::Short(length, [0; SHORT_BYTES]);
+                if let Self::Short(_, room) = self {
+                    payload.copy_to(&mut room[..bytes]);
+                }
             }
             _ => {
                 let mut copied = Vec::with_capacity(bytes);
                 payload.append_to(&mut copied);
-                Self::Copied(copied.into())
+                *self = Self::Copied(copied.into());
             }
         }
     }
@@ -183,15 +193,16 @@ impl SendWork {
     /// As `new`, in memory of a request that is done if this thread has some.
     #[inline]
     pub fn boxed(wr_id: u64, opcode: Opcode, pieces: Pieces) -> Box<Self> {
-        let work = Self::new(wr_id, opcode, pieces);
         let spare = SPARE.try_with(|spare| spare.try_borrow_mut().ok()?.pop());
-        match spare.ok().flatten() {
-            Some(mut room) => {
-                *room = work;
-                room
-            }
-            None => Box::new(work),
-        }
+        let Some(mut room) = spare.ok().flatten() else {
+            return Box::new(Self::new(wr_id, opcode, pieces));
+        };
+        // Field by field: a whole one would be written to memory twice. It has nothing of its own.
+        (room.wr_id, room.opcode, room.pieces) = (wr_id, opcode, pieces);
+        (room.flags, room.num_sge) = (crate::numbers::SEND_SIGNALED, None);
+        (room.imm_data, room.invalidate_rkey) = (0, 0);
+        (room.remote_addr, room.rkey) = (0, 0);
+        room
     }
 
     /// Keep the memory of a request that is done, and nothing that it had.
@@ -331,15 +342,31 @@ mod tests {
     #[test]
     fn a_request_that_is_done_keeps_its_memory_and_nothing_else() {
         let kept: Arc<dyn Memory> = Arc::new(Nothing);
-        let mut work = SendWork::boxed(1, Opcode::RdmaWrite, Pieces::None);
-        work.own = Own::Kept(Arc::clone(&kept), 5);
-        (work.rkey, work.num_sge) = (7, Some(1));
+        let piece = Piece {
+            address: 1,
+            length: 2,
+            lkey: 3,
+        };
+        let work = Box::new(SendWork {
+            wr_id: 1,
+            opcode: Opcode::RdmaWrite,
+            pieces: Pieces::One(piece),
+            flags: 2,
+            imm_data: 3,
+            invalidate_rkey: 4,
+            remote_addr: 5,
+            rkey: 6,
+            extra: Extra::Operands(Box::default()),
+            own: Own::Kept(Arc::clone(&kept), 7),
+            num_sge: Some(8),
+        });
         work.recycle();
         assert_eq!(Arc::strong_count(&kept), 1, "the caller's bytes are free");
         assert_eq!(SPARE.with_borrow(Vec::len), 1);
         let work = SendWork::boxed(2, Opcode::Send, Pieces::None);
         assert_eq!(SPARE.with_borrow(Vec::len), 0);
-        assert_eq!((work.wr_id, work.rkey, work.num_sge), (2, 0, None));
+        let fresh = SendWork::new(2, Opcode::Send, Pieces::None);
+        assert_eq!(format!("{work:?}"), format!("{fresh:?}"), "every field");
         for work in vec![work; SPARE_MAX + 1] {
             work.recycle();
         }

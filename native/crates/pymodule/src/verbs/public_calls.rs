@@ -12,7 +12,7 @@ use urds_verbs::Engine as Machine;
 use urds_verbs::errors::Rejected;
 use urds_verbs::memory::Payload;
 use urds_verbs::numbers::Opcode;
-use urds_verbs::work::{Doubts, Opcoded, Own, Pieces, RecvWork, SendWork};
+use urds_verbs::work::{Doubts, Opcoded, Pieces, RecvWork, SendWork};
 
 use crate::verbs::queue_pair::QueuePair;
 use crate::verbs::queues::{CompletionQueue, listed};
@@ -142,12 +142,14 @@ fn post_bytes(
     mut work: Box<SendWork>,
     data: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    work.own = match data.cast_exact::<PyBytes>() {
-        Ok(bytes) if bytes.as_bytes().len() <= COPIED_BYTES_MAX => {
-            Own::copy_of(Payload::Bytes(bytes.as_bytes()))
-        }
-        _ => own_bytes(data).map_err(|error| rejected(py, error, 0))?,
-    };
+    let bytes = data
+        .cast_exact::<PyBytes>()
+        .ok()
+        .map(|data| data.as_bytes());
+    match bytes.filter(|bytes| bytes.len() <= COPIED_BYTES_MAX) {
+        Some(bytes) => work.own.copy(Payload::Bytes(bytes)),
+        None => work.own = own_bytes(data).map_err(|error| rejected(py, error, 0))?,
+    }
     post_one(qp, py, Send(Opcoded::Known(work), Doubts::default()))
 }
 
