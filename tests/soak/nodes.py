@@ -115,6 +115,7 @@ class Terms:
     seed: int = 1
     stall_s: float = STALL_S
     network: str = _NETWORK
+    settings: str = ""  # of the nodes, as lines of TOML
 
 
 class Judge:
@@ -187,11 +188,13 @@ class Progress:
 class Node:
     """A node of the run."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, settings: str = "") -> None:
         self.place = place
         self.ends: list[float] = []  # of workers
         self.failure = ""
-        options = json.dumps({"place": place, **_NODE})
+        config = Path(f"{place}.toml")
+        config.write_text(f"[settings]\n{settings}\n")
+        options = json.dumps({"place": place, "config": str(config), **_NODE})
         path = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])
         kept = {name: one for name, one in os.environ.items() if not name.startswith("URDS_")}
         with Path(f"{place}.log").open("wb") as log:
@@ -373,18 +376,18 @@ def receive(
 
 
 @contextmanager
-def _nodes(count: int) -> Iterator[list[Node]]:
+def _nodes(count: int, settings: str) -> Iterator[list[Node]]:
     with tempfile.TemporaryDirectory(prefix="urds-soak-nodes-") as folder, ExitStack() as stack:
         made = []
         for index in range(count):
-            made.append(Node(f"{folder}/{index}.sock"))
+            made.append(Node(f"{folder}/{index}.sock", settings))
             stack.callback(made[-1].end)
         yield made
 
 
 def run(terms: Terms) -> Found:
     """Make one run. Raises OSError if it does not begin."""
-    with _nodes(terms.nodes) as nodes, ExitStack() as stack:
+    with _nodes(terms.nodes, terms.settings) as nodes, ExitStack() as stack:
         names = [(f"{terms.network}.{index + 1}", _PORT) for index in range(4)]
         ways = [(nodes[0], nodes[-1], names[:2]), (nodes[-1], nodes[0], names[2:])]
         senders, receivers, progress = [], [], Progress(len(ways))
@@ -497,6 +500,7 @@ def main() -> int:
     parser.add_argument("--victims", choices=("receiver", "sender", "both"), default="receiver")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--network", default=_NETWORK, help="first three numbers of addresses")
+    parser.add_argument("--settings", default="", help="lines of TOML: npaths = 4")
     parser.add_argument("--json", action="store_true", help="print one document")
     options = vars(parser.parse_args())
     wants_json = options.pop("json")
