@@ -152,7 +152,10 @@ class ProbeDeadStream(PathAction):
 
 @record
 class FanOut(PeerAction):
-    """Make the missing ones of paths 1 to `count` - 1, held behind path 0; route by port hash."""
+    """Make the missing ones of paths 1 to `count` - 1; route by port hash.
+
+    Each is held behind the path that its sockets had.
+    """
 
     count: int
 

@@ -143,13 +143,15 @@ class Actions:
 
     def _fan_out(self, host: LocalAddressState, action: events.FanOut) -> None:
         paths = self._driver.paths.to(host, action.peer)
-        others = [self._path(host, action.peer, index) for index in range(1, action.count)]
+        # The same count is told again after a fault, which may have cut this short.
+        before = paths.npaths if paths.npaths < action.count else 1
+        others = [self._path(host, action.peer, index) for index in range(before, action.count)]
         for path in others:
             path.hold_behind(None)
         self._route(action.peer, paths, action.count)
-        # Behind path 0 only now: until its route was changed, a socket went on sending there.
+        # Behind the path that its sockets had only now: until then they went on sending there.
         for path in others:
-            path.hold_behind(paths.paths[0])
+            path.hold_behind(paths.paths[path.index & (before - 1)])
 
     def _fan_in(self, host: LocalAddressState, action: events.FanIn) -> None:
         paths = self._driver.paths.to(host, action.peer)
