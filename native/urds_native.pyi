@@ -140,6 +140,13 @@ class Plane:
         what is none.
         """
 
+    def npaths_before(self) -> list[tuple[tuple[bytes, int], tuple[bytes, int], int]]:
+        """Return between which addresses the earlier worker had several paths, and how many.
+
+        Each address as its bytes and scope: the local one and the peer's. After `take_path_journal`
+        and before any path is made or closed.
+        """
+
     def finish_restore(self) -> list[tuple[tuple[bytes, int], tuple[bytes, int]]]:
         """Send and read: every socket of the earlier worker is attached.
 

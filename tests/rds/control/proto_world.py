@@ -68,7 +68,8 @@ class End:
 class World:
     """All nodes and the time between them."""
 
-    def __init__(self, *, latency_ns: int = MS) -> None:
+    def __init__(self, *, latency_ns: int = MS, by_shared_memory: bool = False) -> None:
+        self.by_shared_memory = by_shared_memory
         self.now_ns = SECOND
         self.latency_ns = latency_ns
         self.nodes: dict[IPAddress, Node] = {}
@@ -107,7 +108,14 @@ class Node:
     """One endpoint with a toy plane."""
 
     def __init__(
-        self, world: World, local: IPAddress, *, generation: int, seed: int = 1, **settings: object
+        self,
+        world: World,
+        local: IPAddress,
+        *,
+        generation: int,
+        seed: int = 1,
+        npaths_before: int = 1,
+        **settings: object,
     ) -> None:
         self.world = world
         self.local = local
@@ -123,6 +131,7 @@ class Node:
             settings=LocalAddressSettings(),
             connection_settings=ConnectionSettings(generation=generation, **settings),
             random=Random(seed),
+            npaths_before=lambda peer: npaths_before,
         )
         world.nodes[local] = self
 
@@ -194,7 +203,13 @@ class Node:
             ours, theirs = self.new_end(source_port), other.new_end(source_port)
             ours.twin, theirs.twin = theirs, ours
             world.after(world.latency_ns, lambda: done(ours) if self.alive else None)
-            other.endpoint.handle_accepted(theirs.number, self.local, source_port, world.now_ns)
+            other.endpoint.handle_accepted(
+                theirs.number,
+                self.local,
+                source_port,
+                world.now_ns,
+                is_urds=world.by_shared_memory,
+            )
 
         world.after(world.latency_ns, arrive)
 
@@ -202,7 +217,10 @@ class Node:
         if end is None:
             self.to(peer).handle_connect_failed(index, self.world.now_ns)
         else:
-            self.to(peer).handle_connected(index, end.number, self.world.now_ns)
+            by_shared_memory = self.world.by_shared_memory
+            self.to(peer).handle_connected(
+                index, end.number, self.world.now_ns, is_urds=by_shared_memory
+            )
 
     def _call_back_requested(self, peer: IPAddress, end: End | None) -> None:
         if end is None:
@@ -243,6 +261,8 @@ class Node:
             self.world.after(self.world.latency_ns, lambda: node._take(twin, frame))
 
     def _unhold(self, end: End) -> None:
+        if end.held is Hold.HELLO and end.twin is not None and end.twin.index is not None:
+            assert end.index == end.twin.index, "messages over the path of other numbers"
         end.held = Hold.NOTHING
         waiting, end.waiting = end.waiting, []
         for frame in waiting:

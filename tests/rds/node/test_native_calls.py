@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import planes
 from urds.rds.constants import RDS_TCP_PORT
+from urds.rds.control.events import FanOut
 from urds.rds.node import native_calls
 from urds.rds.node.native_calls import NativeCalls
 from urds.rds.node.plane_calls import Opened
@@ -112,3 +113,20 @@ def test_a_peer_that_was_not_connected_is_left_alone(opened: Opened, worker: Wor
         listener.settimeout(0)
         with pytest.raises(BlockingIOError):
             listener.accept()
+
+
+def test_the_next_worker_begins_with_as_many_paths(opened: Opened, worker: Worker) -> None:
+    local, peer = IPv4Address(NODE), IPv4Address(PEER)
+    first, shared = worker((), opened.kept)
+    driver = first._driver  # a handshake of a peer with several paths would do the same
+    with driver.lock:
+        host = driver.hosts[local]
+        driver.actions.carry_out(host, FanOut(peer, 4))
+    first.break_off(is_last=False)
+    second, shared = worker(shared, opened.kept)
+    driver = second._driver
+    with driver.lock:
+        host = driver.hosts[local]
+        driver.make_route(next(iter(host.mailboxes)), peer)
+        assert host.endpoint.connection(peer, 0).npaths == host.peers[peer].npaths == 4
+    second.break_off(is_last=False)

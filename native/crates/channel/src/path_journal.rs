@@ -1,9 +1,11 @@
 //! The numbers of a node's paths, in memory of the node alone that outlives its worker.
 //!
 //! An entry is a path: two addresses, an index, the number of its next message, the peer's numbers,
-//! and whether it has a connection, for the next worker to make it again. `next` is stored after the numbers of the messages before it and before their first byte
-//! leaves; `expected` after a message is delivered and before it is acknowledged. The generation is
-//! the node's own: to its peers a new worker is a connection that broke.
+//! whether it has a connection, for the next worker to make it again, and whether it was closed: the
+//! next worker begins with those that were not. `next` is stored after the numbers of the messages
+//! before it and before their first byte leaves; `expected` after a message is delivered and before
+//! it is acknowledged. The generation is the node's own: to its peers a new worker is a connection
+//! that broke.
 
 use core::sync::atomic::Ordering;
 
@@ -32,6 +34,8 @@ const PEER_GENERATION: usize = 88;
 const MAP_GENERATION: usize = 96;
 /// Another release left it 0.
 const CONNECTED: usize = 104;
+/// Another release left it 0: so its paths count as there.
+const CLOSED: usize = 108;
 
 const HAS_FLOOR: u32 = 1;
 const HAS_PROBE: u32 = 2;
@@ -118,6 +122,7 @@ impl PathJournal {
         self.set_numbers(entry, &PeerNumbers::default());
         self.set_next(entry, next);
         self.set_connected(entry, false);
+        self.set_closed(entry, false);
         self.area.word(AT_USED).store(entry + 1, Ordering::Release);
         Some(entry)
     }
@@ -166,6 +171,18 @@ impl PathJournal {
     /// Return whether a path had a connection when that was last noted.
     pub fn is_connected(&self, entry: u32) -> bool {
         let word = self.area.word(entry_at(entry) + CONNECTED);
+        word.load(Ordering::Relaxed) != 0
+    }
+
+    /// Note whether a path was closed for good; it may be made again.
+    pub fn set_closed(&self, entry: u32, is_closed: bool) {
+        let word = self.area.word(entry_at(entry) + CLOSED);
+        word.store(u32::from(is_closed), Ordering::Relaxed);
+    }
+
+    /// Return whether a path was closed.
+    pub fn is_closed(&self, entry: u32) -> bool {
+        let word = self.area.word(entry_at(entry) + CLOSED);
         word.load(Ordering::Relaxed) != 0
     }
 
@@ -229,6 +246,7 @@ mod tests {
         assert_eq!(journal.add(&PathName { index: 4, ..name }, 20), Some(1));
         journal.set_next(1, 25);
         journal.set_connected(1, true);
+        journal.set_closed(0, true);
         let numbers = PeerNumbers {
             expected: 100,
             floor: Some(90),
@@ -248,6 +266,7 @@ mod tests {
             [0, 1].map(|entry| journal.is_connected(entry)),
             [false, true]
         );
+        assert_eq!([0, 1].map(|entry| journal.is_closed(entry)), [true, false]);
         let read = journal.numbers(1);
         assert_eq!(
             read,

@@ -718,8 +718,10 @@ impl Plane {
 
     /// Have a path that had no stream yet continue where an earlier one to the peer ended.
     pub fn expect(&self, path: PathId, received: Received) {
-        if let Some(record) = self.lock().paths.get_mut(path) {
+        let mut state = self.lock();
+        if let Some(record) = state.paths.get_mut(path) {
             record.core.receiver.expect(received);
+            state.note_numbers(path);
         }
     }
 }

@@ -306,7 +306,7 @@ impl State {
         self.dirty.remove(path);
         self.ack_deadlines.remove(path);
         self.full_paths.remove(path);
-        self.note_connected(path, false);
+        self.note_closed(path);
         self.paths.remove(path);
         if let Some(host) = self.hosts.get_mut(host) {
             host.paths.retain(|&other| other != path);

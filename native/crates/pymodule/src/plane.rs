@@ -334,6 +334,18 @@ impl Plane {
         taken.map_err(|refused| errors::exception(py, &refused))
     }
 
+    fn npaths_before<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Vec<(PackedAddress<'py>, PackedAddress<'py>, u32)>> {
+        let found = self.call(py, |shell| shell.npaths_before())?;
+        let packed = |address: urds_path::Address| (addresses::pack(py, &address), address.scope);
+        let counts = found.into_iter();
+        Ok(counts
+            .map(|(local, peer, count)| (packed(local), packed(peer), count))
+            .collect())
+    }
+
     fn finish_restore<'py>(
         &self,
         py: Python<'py>,

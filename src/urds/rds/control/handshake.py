@@ -114,9 +114,9 @@ class Handshakes:
 
     __slots__ = ("_announced", "_context", "facts")
 
-    def __init__(self, context: PeerContext) -> None:
+    def __init__(self, context: PeerContext, npaths: int) -> None:
         self._context = context
-        self.facts = PeerFacts()
+        self.facts = PeerFacts(npaths=npaths)
         self._announced = False  # SPORT_IDX was sent to this generation of the peer
 
     # -- what is sent

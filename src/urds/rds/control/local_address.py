@@ -54,6 +54,7 @@ class LocalAddress:
         may_evict: Callable[[IPAddress], bool] = lambda peer: True,
         may_disconnect: Callable[[IPAddress], bool] = lambda peer: True,
         connected: Connected | None = None,
+        npaths_before: Callable[[IPAddress], int] = lambda peer: 1,
     ) -> None:
         self.local = local
         self.stats = Stats() if stats is None else stats
@@ -63,6 +64,7 @@ class LocalAddress:
         self._may_evict = may_evict
         self._may_disconnect = may_disconnect
         self._connected = Connected(settings.peers_max) if connected is None else connected
+        self._npaths_before = npaths_before
         self._actions: deque[PeerAction] = deque()
         self._timers = Timers()
         self._pending = PendingConnections(settings, self._timers)
@@ -156,6 +158,7 @@ class LocalAddress:
             pending=self._pending,
             quarantine=self._quarantine,
             on_streams=self._note_streams,
+            npaths_before=self._npaths_before(peer),
         )
         connection.used_ns = now_ns
         self._connections[peer] = connection

@@ -4,7 +4,10 @@
 both sides tell each other.
 
 A handshake (probe, hello, and their answers) identifies the peer. Until then only path 0 is used,
-and the peer's messages are kept until it has answered. The lower side counts the paths when the
+and the peer's messages are kept until it has answered. Where an earlier process with this one's
+generation had several paths, all of them are there from the beginning: messages with their numbers
+may be left, and what follows must not overtake them. The peer goes by that count as well, so it is
+announced to it even if the setting has become less. The lower side counts the paths when the
 peer has answered it, the higher one at the first handshake it sees: the peer connects after that
 answer, and the paths must be known then.
 
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from urds.common.records import replace
 from urds.common.types import IPAddress
 from urds.rds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
 from urds.rds.control.connector import Connector
@@ -67,8 +71,12 @@ class TcpPeer:
         pending: PendingConnections,
         quarantine: Quarantine,
         on_streams: Callable[[TcpPeer], None],
+        npaths_before: int = 1,
     ) -> None:
+        """Make it; `npaths_before` is how many paths an earlier process of this generation had."""
         assert address_bytes(local) != address_bytes(peer), f"{local} to itself"
+        if npaths_before > settings.npaths:
+            settings = replace(settings, npaths=npaths_before)
         self.local = local
         self.peer = peer
         self.lower = address_bytes(local) < address_bytes(peer)
@@ -88,13 +96,15 @@ class TcpPeer:
             quarantine=quarantine,
             random=random,
         )
-        self._paths = [self._context.new_path(0)]
+        self._paths = [self._context.new_path(index) for index in range(npaths_before)]
         self._connector = Connector(self._context, self._paths)
-        self._handshakes = Handshakes(self._context)
+        self._handshakes = Handshakes(self._context, npaths_before)
         self._streams = TcpStreams(
             self._context, self._paths, self._connector, self._handshakes, self._note_streams
         )
         self._untold = False  # the plane may have missed a report of the peer
+        if npaths_before > 1:
+            self._context.emit(FanOut(peer, npaths_before))
 
     def _note_streams(self) -> None:
         self._on_streams(self)

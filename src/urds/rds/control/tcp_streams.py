@@ -9,6 +9,10 @@ handshake tells both sides which path a stream is for. Therefore the higher side
   then there is nothing to mix up;
 - drops a stream that turns out to be on the wrong path, without an answer.
 
+A stream that only a urds node has needs no handshake for that: its source port tells the path. Only
+its place may be missing, where this side is new and the peer had a stream left; then it is refused,
+and comes again after that of path 0, whose handshake tells the count.
+
 An accepted stream supersedes the one its path has, except a *second* stream: one for a path whose
 stream leads to a urds node and is up. A probe first asks whether the peer is still there. A peer
 that has lost its stream, or has restarted, cannot answer on it: its system resets the stream, or
@@ -109,7 +113,7 @@ class WaitingStreams:
         before = self.seconds.pop(path.index, None)
         self.seconds[path.index] = stream
         if before is not None:
-            self._replace(before)
+            self.refuse_quietly(before)
             return False  # the probe is under way
         if now_ns - self._answered_ns.get(path.index, -_ANSWER_HOLDS_NS) < _ANSWER_HOLDS_NS:
             self._refuse_second(path)
@@ -131,10 +135,10 @@ class WaitingStreams:
         """Refuse the stream that waited, if one did: a newer one takes the path, or it closes."""
         second = self.take_second(path)
         if second is not None:
-            self._replace(second)
+            self.refuse_quietly(second)
 
-    def _replace(self, stream: AcceptedStream) -> None:
-        """Refuse a waiting stream, replaced by a newer one of its peer, which is no fault."""
+    def refuse_quietly(self, stream: AcceptedStream) -> None:
+        """Refuse a stream that its peer has replaced or will open again, which is no fault."""
         self._context.stats.refused_no_path += 1
         self._close(stream.number)
 
@@ -198,9 +202,12 @@ class TcpStreams:
     def place(self, stream: AcceptedStream, now_ns: int) -> None:
         """Attach an accepted stream to its path, have it wait, or refuse it."""
         unclear = self._peer_kind is PeerKind.UNKNOWN and self._context.settings.npaths > 1
-        path = self._path_of(stream.source_port)
-        if unclear and self._paths[0].stream is not None:
+        path = self._path_of(stream)
+        is_placed = stream.is_urds and path is not None
+        if unclear and not is_placed and self._paths[0].stream is not None:
             self.waiting.park(stream, self._paths[0], now_ns)
+        elif path is None and stream.is_urds:
+            self.waiting.refuse_quietly(stream)
         elif path is None:
             self.waiting.refuse(stream.number, Reason.NO_FREE_PATH)
             for other in self._paths:  # one of them is dead, or the peer would not reconnect
@@ -211,10 +218,13 @@ class TcpStreams:
         else:
             self.attach(path, stream, now_ns)
 
-    def _path_of(self, source_port: int) -> TcpPath | None:
+    def _path_of(self, stream: AcceptedStream) -> TcpPath | None:
         """Return the path of an accepted stream; it may have a stream, then superseded."""
+        if stream.is_urds:
+            index = stream.source_port % PATHS_MAX
+            return self._paths[index] if index < len(self._paths) else None
         if len(self._paths) == 1 or self._handshakes.facts.sport_index:
-            return self._paths[source_port % len(self._paths)]
+            return self._paths[stream.source_port % len(self._paths)]
         return next((path for path in self._paths if path.stream is None), None)
 
     def _needs_liveness_check(self, path: TcpPath) -> bool:

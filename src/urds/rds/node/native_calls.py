@@ -103,6 +103,10 @@ class NativeCalls:
             # The same generation: to its peers this is a reconnect of the same node, no restart.
             generation = self._plane.take_path_journal(paths)
             self._driver.generation = self._plane.generation = generation
+            self._driver.paths.before = {
+                (address_of(*local), address_of(*peer)): npaths
+                for local, peer, npaths in self._plane.npaths_before()
+            }
             self._plane.take_congestion_memory(congestion)
         else:
             paths = self._plane.path_journal()

@@ -461,6 +461,7 @@ class Driver:
                 may_evict=lambda peer: self.paths.take_routes(self.hosts[address], peer),
                 may_disconnect=lambda peer: self.paths.may_disconnect(self.hosts[address], peer),
                 connected=self.connected,
+                npaths_before=lambda peer: self.paths.take_before(address, peer),
             ),
             listener=listener,
         )

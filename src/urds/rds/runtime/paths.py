@@ -37,6 +37,12 @@ class Paths:
         self._looks = looks
         self._streams = streams
         self._owners: dict[Path, tuple[LocalAddressState, IPAddress]] = {}
+        # How many an earlier worker of the node had, by local address and peer.
+        self.before: dict[tuple[IPAddress, IPAddress], int] = {}
+
+    def take_before(self, local: IPAddress, peer: IPAddress) -> int:
+        """Return how many paths an earlier worker had, once: what is made later begins anew."""
+        return self.before.pop((local, peer), 1)
 
     def owner_of(self, path: Path) -> tuple[LocalAddressState, IPAddress] | None:
         """Return local address and peer of a path; None if it was forgotten."""

@@ -127,6 +127,26 @@ impl Plane {
         Ok(generation)
     }
 
+    /// Return the local and peer addresses between which the earlier worker had several paths, and
+    /// how many: a power of two, the paths from 0 on that the journal has.
+    pub fn npaths_before(&self) -> Vec<(Address, Address, u32)> {
+        let state = self.lock();
+        let Some(Numbers { journal, .. }) = &state.attached.numbers else {
+            return Vec::new();
+        };
+        let mut indices: HashMap<_, u32> = HashMap::new();
+        for entry in (0..journal.used()).filter(|&entry| !journal.is_closed(entry)) {
+            let PathName { local, peer, index } = journal.name(entry);
+            *indices.entry((local, peer)).or_default() |= 1u32.checked_shl(index).unwrap_or(0);
+        }
+        let counts = indices.into_iter().filter_map(|((local, peer), indices)| {
+            // One that ended in the midst of making them has an odd count.
+            let count = 1 << indices.trailing_ones().checked_ilog2()?;
+            (count > 1).then(|| (address_of(&local), address_of(&peer), count))
+        });
+        counts.collect()
+    }
+
     /// Every socket is attached again: send and read.
     ///
     /// Return the local and peer addresses between which the earlier worker had connections.
@@ -202,6 +222,7 @@ impl State {
             return;
         };
         path.entry = Some(entry);
+        numbers.journal.set_closed(entry, false);
         if numbers.unclaimed.remove(&entry) {
             path.core.sender.sequence_next = numbers.journal.next(entry);
             path.core
@@ -212,6 +233,16 @@ impl State {
         } else {
             numbers.journal.set_next(entry, next);
             numbers.journal.set_numbers(entry, &PeerNumbers::default());
+        }
+    }
+
+    /// Note that a path is closed for good: the next worker does not begin with it.
+    pub(crate) fn note_closed(&mut self, id: PathId) {
+        self.note_connected(id, false);
+        if let Some(numbers) = &self.attached.numbers
+            && let Some(entry) = self.paths.get(id).and_then(|path| path.entry)
+        {
+            numbers.journal.set_closed(entry, true);
         }
     }
 

@@ -143,6 +143,48 @@ fn the_next_worker_is_told_which_connections_there_were() {
 }
 
 #[test]
+fn the_next_worker_is_told_how_many_paths_there_were() {
+    let (local, peer) = (address(1), address(2));
+    let world = first_world();
+    let world = next_world(kill(world));
+    assert!(world.plane.npaths_before().is_empty(), "one");
+    let world = world.with_own_path();
+    for index in 1..4 {
+        world.plane.path(local, peer, index, 1);
+    }
+    let world = next_world(kill(world));
+    assert_eq!(world.plane.npaths_before(), [(local, peer, 4)]);
+    // Each counts until it is closed, though it is not made in every worker.
+    for index in [3, 2] {
+        let path = world.plane.path(local, peer, index, 1);
+        world.plane.close_path(path);
+    }
+    let world = next_world(kill(world));
+    assert_eq!(world.plane.npaths_before(), [(local, peer, 2)]);
+    world.plane.path(local, peer, 2, 1);
+    let world = next_world(kill(world));
+    assert_eq!(world.plane.npaths_before(), [(local, peer, 2)], "of three");
+    world.plane.path(local, peer, 3, 1);
+    let world = next_world(kill(world));
+    assert_eq!(world.plane.npaths_before(), [(local, peer, 4)]);
+}
+
+#[test]
+fn what_a_path_that_is_made_again_expects_is_there_for_the_next_worker() {
+    let world = first_world();
+    let _client = Client::new(&world, 1, PORT);
+    let mut remote = connect(&world);
+    remote.say_message(1, b"a");
+    world.progress(0);
+    let received = world.plane.received(world.path).unwrap();
+    world.plane.close_path(world.path);
+    let world = world.with_own_path();
+    world.plane.expect(world.path, received);
+    let world = next_world(kill(world)).with_own_path();
+    assert_eq!(world.plane.received(world.path), Some(received));
+}
+
+#[test]
 fn messages_between_sockets_of_a_node_arrive_once() {
     let world = first_world();
     let mut one = Client::new(&world, 1, PORT);
