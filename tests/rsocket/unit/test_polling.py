@@ -17,7 +17,7 @@ from tests.rsocket.unit.rsocket_fakes import (
     FakeSocket,
 )
 from tests.support.clocks import give_time
-from tests.support.waiting import BUSY_S, ENDLESS_S
+from tests.support.waiting import BUSY_S, ENDLESS_S, wait_until
 from urds.rsocket import poll as polling
 from urds.rsocket.poll import rpoll, rselect
 from urds.rsocket.repoll import (
@@ -216,9 +216,15 @@ class TestRpoll:
             asked.append(timeout_ms)
             return ask(self, timeout_ms)
 
+        def is_asked_in_time() -> bool:
+            """On a busy machine a part of the time is gone before the kernel is asked."""
+            asked.clear()
+            assert rpoll([(pipe[0], IN)], 1.9) == []
+            assert max(asked) <= 2
+            return max(asked) == 2
+
         monkeypatch.setattr(polling._Watch, "_ask_kernel", noted)
-        assert rpoll([(pipe[0], IN)], 1.9) == []
-        assert max(asked) == 2
+        wait_until(is_asked_in_time)
 
     def test_no_such_descriptor(self, context, pipe) -> None:
         number = os.dup(pipe[0])

@@ -40,13 +40,14 @@ class Agent:
     def send(self, target: str, count: int, payload_bytes: int = 0, break_every: int = 0) -> int:
         """Send numbers, padded; break all connections after each `break_every`.
 
-        Return how many connections were broken.
+        Where there is none at that moment, the next one is broken. Return how many were.
         """
-        broken = 0
+        broken, is_due = 0, False
         for number in range(count):
             self._node.send(str(number).ljust(payload_bytes).encode(), target)
-            if break_every and number % break_every == break_every - 1:
-                broken += self._node.backend.break_connections()
+            is_due |= break_every > 0 and number % break_every == break_every - 1
+            if is_due and (now := self._node.backend.break_connections()):
+                broken, is_due = broken + now, False
         return broken
 
     def collect(self, count: int, wait_s: float, break_every: int = 0) -> tuple[list[str], int]:
