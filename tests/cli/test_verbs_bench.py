@@ -41,6 +41,7 @@ def test_on_one_processor_there_is_no_floor() -> None:
     assert found["floor_problem"] == "both ends are on one processor"
     conditions.look_again(found)
     assert found["after"]["floor_ns"] is None
+    assert found["loop_ns"] > 0 < found["after"]["loop_ns"]
 
 
 def test_the_floor_lies_between_two_processors() -> None:
@@ -66,7 +67,7 @@ def test_the_conditions_stand_above_the_table(extra: str) -> None:
     done = urds(*BENCH, extra=extra)
     assert (done.code, done.err) == (0, "")
     above, table = done.out.split("Calls of verbs on shm0:\n")
-    for name in ("processes", "cache line", "what spins", "a copy"):
+    for name in ("processes", "cache line", "what spins", "a copy", "a loop"):
         assert f"\n{name} " in above
     heading, *rows = [line for line in table.split("\n\nafterwards ")[0].splitlines() if line]
     assert heading.split()[-4:] == ["median", "x", "copy", "goal"]

@@ -1,14 +1,16 @@
-"""What figures of a run depend on: processors, the floor of a cache line, memory, what spins, load.
+"""What figures of a run depend on: processors, a cache line, memory, a loop, what spins, load.
 
 A cache line takes 0.03 to 0.05 us there and back between siblings of one core, 0.1 us within a
 cache, 0.45 us across: a round trip is some multiple of that, so it stands beside the figures. So do
-copies, for a stream moves bytes by copying them. A hypervisor may move processors meanwhile, so the
-floor is measured again at the end.
+copies, for a stream moves bytes by copying them. A hypervisor may move processors meanwhile, and
+give the other half of a core to others, which makes even a loop without memory take half as long
+again: so the floor and the loop are measured again at the end.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,6 +23,8 @@ COPY_SIZES: Final = (1 << 16, 1 << 20, 1 << 24)
 FAR_NS: Final = 200.0  # a floor above it is of processors without a common cache
 _COPY_S: Final = 0.02
 _ROUNDS: Final = 5
+_LOOPS: Final = 2000
+_LOOP_STEPS: Final = 40
 _WIDTH: Final = 11  # of a name, in text
 
 
@@ -60,13 +64,14 @@ def look(processors: tuple[int, int] | None, *, spins: str) -> dict[str, Any]:
         "spins": spins,
         "load": os.getloadavg()[0],
         "copy_gb_per_s": {size: _copy_rate(size) for size in COPY_SIZES},
+        "loop_ns": _loop_ns(),
     }
 
 
 def look_again(found: dict[str, Any]) -> None:
     """Measure at the end of a run what may have changed meanwhile: `after` of the conditions."""
     floor_ns, _ = _floor(found["processors"])
-    found["after"] = {"floor_ns": floor_ns, "load": os.getloadavg()[0]}
+    found["after"] = {"floor_ns": floor_ns, "load": os.getloadavg()[0], "loop_ns": _loop_ns()}
 
 
 def is_far(found: dict[str, Any]) -> bool:
@@ -102,6 +107,17 @@ def _copy_rate(size_bytes: int) -> float:
     return max(rates)
 
 
+def _loop_ns() -> float:
+    """Return how long a loop of multiplications takes, the median of many."""
+    times, clock = [], time.perf_counter_ns
+    for _ in range(_LOOPS):
+        began_ns, total = clock(), 0
+        for step in range(_LOOP_STEPS):
+            total += step * step
+        times.append(clock() - began_ns)
+    return statistics.median(times)
+
+
 def words(found: dict[str, Any]) -> dict[str, str]:
     """Return the conditions as lines by name."""
     places = found["processors"]
@@ -114,6 +130,7 @@ def words(found: dict[str, Any]) -> dict[str, str]:
             f"{rate:.0f} ({size >> 10} KiB)" for size, rate in found["copy_gb_per_s"].items()
         )
         + " Gb/s",
+        "a loop": f"{found['loop_ns'] / 1000:.2f} us for {_LOOP_STEPS} multiplications of Python",
     }
 
 
@@ -137,4 +154,5 @@ def show_after(output: Output, found: dict[str, Any]) -> None:
     floor_ns, load = found["after"]["floor_ns"], found["after"]["load"]
     floor = "" if floor_ns is None else f"cache line {floor_ns / 1000:.3f} us; "
     output.line()
-    output.line(f"{'afterwards':<{_WIDTH}} {floor}load {load:.1f}")
+    loop = f"a loop {found['after']['loop_ns'] / 1000:.2f} us; "
+    output.line(f"{'afterwards':<{_WIDTH}} {floor}{loop}load {load:.1f}")
