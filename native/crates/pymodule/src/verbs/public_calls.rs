@@ -145,7 +145,7 @@ fn post_bytes(
     let bytes = data
         .cast_exact::<PyBytes>()
         .ok()
-        .map(|data| data.as_bytes());
+        .map(PyBytesMethods::as_bytes);
     match bytes.filter(|bytes| bytes.len() <= COPIED_BYTES_MAX) {
         Some(bytes) => work.own.copy(Payload::Bytes(bytes)),
         None => work.own = own_bytes(data).map_err(|error| rejected(py, error, 0))?,
