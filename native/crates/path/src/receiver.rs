@@ -594,6 +594,7 @@ impl Receiver {
         if self.generations.is_new_by_map(&header.extension) {
             self.sequence_expected = 0;
             self.floor = None;
+            self.accepted = false; // the next number may be the lowest of the stream
         }
         Ok(())
     }
