@@ -3,8 +3,7 @@
 //! One daemon thread runs `Plane::help`. It flushes batches, sends late acknowledgements and asks
 //! the kernel what a Linux peer's TCP has; and it reads when no other thread does. It sleeps on a
 //! set of its own: a doorbell and, nested, the plane's set armed for one event. In a node, where no
-//! application thread waits, it sleeps on the plane's set itself, which has the doorbell then: to arm
-//! and to ask a nested set are two system calls more for each message.
+//! application thread waits, it sleeps on the plane's set itself, which has the doorbell then.
 //!
 //! It arms only while there is no leader and no thread has made progress for a tick. Progress is
 //! the end of a wait, a call of `progress`, and each message taken: a consumer that empties a full queue must not
@@ -125,11 +124,8 @@ impl ProgressThread {
 
     /// Have a sleep on the plane's set end as one on its own does.
     pub(crate) fn sleep_in(&self, poll_set: &Epoll) -> io::Result<()> {
-        poll_set.add(
-            self.doorbell.descriptor(),
-            epoll::READABLE,
-            poll_set::DOORBELL,
-        )
+        let doorbell = self.doorbell.descriptor();
+        poll_set.add(doorbell, epoll::READABLE, poll_set::DOORBELL)
     }
 
     /// End any sleep, to check again which thread reads; takes no lock.
@@ -220,12 +216,9 @@ impl Plane {
         progress_thread.loop_was_silent = looping && !driven;
         if !led && !driven && absent && !progress_thread.armed {
             let mask = epoll::READABLE | epoll::ONCE;
+            let (set, nested) = (&self.progress_thread.set, self.poll_set.descriptor());
             progress_thread.armed = self.has_attached.load(Ordering::Relaxed)
-                || self
-                    .progress_thread
-                    .set
-                    .modify(self.poll_set.descriptor(), mask, PLANE)
-                    .is_ok();
+                || set.modify(nested, mask, PLANE).is_ok();
         }
         // Never sooner than a tick: in a burst the next batch is nearly due, and gone by then.
         let left_ns = due_ns.map(|due_ns| due_ns.saturating_sub(now_ns).max(TICK_NS));
