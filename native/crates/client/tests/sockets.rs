@@ -211,7 +211,11 @@ fn a_sender_without_room_learns_that_its_node_has_ended() {
     });
     assert_eq!(waiting, Err(libc::EIO));
     assert_eq!(a.send(4001, &[0; 8192], true), Err(libc::EIO));
-    assert_eq!(a.receive(NOW), Err(libc::EIO));
+    let mut received = a.receive(NOW);
+    if received == Err(libc::EAGAIN) {
+        received = a.receive(NOW); // the first one took what the node showed before it ended
+    }
+    assert_eq!(received, Err(libc::EIO));
 }
 
 #[test]
