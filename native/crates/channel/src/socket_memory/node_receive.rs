@@ -95,6 +95,8 @@ pub struct Segments {
     count: usize,
     /// Behind the last unit that was ever used since pages were given back.
     touched: u32,
+    /// Behind the header that stayed then.
+    left: u32,
 }
 
 impl Segments {
@@ -103,6 +105,7 @@ impl Segments {
             ranges: [(0, 0); SEGMENTS],
             count: 1,
             touched: 0,
+            left: 0,
         };
         made.ranges[0] = (0, 1); // what the first record follows
         made
@@ -172,7 +175,7 @@ impl Segments {
 
     fn add(&mut self, unit: u32, units: u32) {
         let end = unit + units;
-        self.touched = self.touched.max(end);
+        self.touched = self.touched.max(end).max(self.left);
         let last = &mut self.ranges[self.count - 1];
         if last.1 == unit {
             last.1 = end;
@@ -332,7 +335,7 @@ impl NodeSide {
         Ok(true)
     }
 
-    /// Behind which unit pages are given back once nothing is unread, but for that of `head`.
+    /// Behind which unit pages are given back once nothing is unread; over quota none is kept.
     fn received_kept(&self) -> u32 {
         if self.is_over_quota {
             0
@@ -341,34 +344,30 @@ impl NodeSide {
         }
     }
 
-    /// The unit of the last record, where the next one's place is written. Its payload was taken.
-    fn head(&self) -> u32 {
-        self.segments.used().first().map_or(0, |range| range.0)
-    }
-
     /// Return behind which unit there are pages to give back, if nothing is unread.
     #[inline]
     pub(super) fn late_received(&self) -> Option<u32> {
-        let (kept, touched) = (self.received_kept(), self.segments.touched);
-        let is_late = touched > kept && touched > self.head() + 1 && self.unread() == 0;
-        is_late.then_some(kept)
+        let kept = self.received_kept();
+        (self.segments.touched > kept && self.unread() == 0).then_some(kept)
     }
 
-    /// Give back the pages behind the soft end, and over quota all, if nothing is unread.
+    /// Give back the pages behind the soft end, and over quota all, if nothing is unread. The last
+    /// record's header stays, where the next one's place is written, until that one is read too.
     pub(super) fn give_back_received(&mut self) {
         let Some(kept) = self.late_received() else {
             return;
         };
-        let head = self.head();
+        let header = self.segments.used().first().map_or(0, |range| range.0);
+        let behind = header + 1;
         let at = |unit| self.layout.receive_unit(unit);
         let end = at(self.segments.touched).next_multiple_of(PAGE_BYTES);
-        for (from, to) in [(at(kept), at(head)), (at(kept.max(head + 1)), end)] {
+        for (from, to) in [(at(kept), at(header)), (at(behind.max(kept)), end)] {
             if from < to {
                 self.area.give_back(from, to - from);
             }
         }
-        // That of `head` is given back with what comes after it, wherever that lies.
-        self.segments.touched = kept.max(head + 1);
+        self.segments.touched = kept;
+        self.segments.left = behind;
     }
 
     /// Have the client ring once it has taken the message after `ahead` more; `look_taken` again

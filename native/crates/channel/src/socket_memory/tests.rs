@@ -338,28 +338,35 @@ fn pages_behind_the_soft_end_are_given_back_when_asked_for() {
     assert!(!filled(&pair));
 }
 
+/// The pages of the receive area from one on that are not all zero.
+fn filled_pages(pair: &Pair, from: usize) -> Vec<usize> {
+    let mut bytes = vec![0; pair.node.area_bytes().1];
+    let at = pair.node.layout.receive_at;
+    pair.node.area.copy_out(at, &mut bytes);
+    let is_filled = |page: &usize| bytes[page * 4096..][..4096].iter().any(|&byte| byte != 0);
+    (from..bytes.len() / 4096).filter(is_filled).collect()
+}
+
 #[test]
 fn pages_of_a_long_last_message_are_given_back_too() {
     let mut pair = pair(&small());
-    for is_over in [false, true] {
+    for (is_over, last, soft) in [(false, 8000, 16), (true, 8000, 0), (true, 0, 0)] {
         pair.node.set_over_quota(is_over);
         while pair.deliver(&[7; 8000]).is_some() {}
-        while pair.receive(false).is_ok() {}
-        pair.node.look_taken(|_| ()).expect("no client error");
-        pair.node.give_back_late();
-        assert!(!pair.node.has_late());
-        let mut bytes = vec![0; pair.node.area_bytes().1];
-        pair.node
-            .area
-            .copy_out(pair.node.layout.receive_at, &mut bytes);
-        let pages = bytes.chunks(4096).enumerate();
-        let is_filled = |(_, page): &(usize, &[u8])| page.iter().any(|&byte| byte != 0);
-        let filled: Vec<usize> = pages.filter(is_filled).map(|(page, _)| page).collect();
-        let soft = if is_over { 0 } else { 16 };
-        let behind = filled.iter().filter(|&&page| page >= soft);
-        assert!(behind.count() <= 1, "pages {filled:?}"); // that of the last header
-        pair.deliver(b"after").expect("room");
-        assert_eq!(pair.receive(false).expect("a message").1, b"after");
+        if last == 0 {
+            pair.deliver(b"").expect("room");
+        }
+        for is_first in [true, false] {
+            while pair.receive(false).is_ok() {}
+            pair.node.look_taken(|_| ()).expect("no client error");
+            pair.node.give_back_late();
+            assert!(!pair.node.has_late());
+            let filled = filled_pages(&pair, soft);
+            assert!(filled.len() <= 1, "pages {filled:?}"); // that of the last header
+            assert!(is_first || filled.is_empty() || filled == [0]);
+            pair.deliver(b"").expect("room"); // then not even that
+        }
+        pair.receive(false).expect("a message");
         pair.node.look_taken(|_| ()).expect("no client error");
     }
 }

@@ -253,6 +253,23 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn take_plain(
+    inbox: &mut Inbox,
+    model: &mut VecDeque<Message>,
+    count_max: usize,
+) -> Result<(), TestCaseError> {
+    let has_run = inbox.items.front().is_some_and(|item| item.kind.is_run);
+    let mut taken = Vec::new();
+    let count = inbox.take_plain(count_max, |source, payload| {
+        taken.push((payload.to_vec(), source, NO_EXTENSION, 0, false));
+    });
+    let is_plain = |one: &Message| !one.4 && (one.2, one.3) == (NO_EXTENSION, 0);
+    let has_plain = !has_run && model.front().is_some_and(is_plain);
+    prop_assert_eq!((count > 0, count <= count_max), (has_plain, true));
+    prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
+    Ok(())
+}
+
 proptest! {
     /// Compare with a plain queue of whole messages.
     #[test]
@@ -285,17 +302,7 @@ proptest! {
                     inbox.pop();
                     model.pop_front();
                 }
-                Step::TakePlain { count_max } => {
-                    let mut taken = Vec::new();
-                    let has_run = inbox.items.front().is_some_and(|item| item.kind.is_run);
-                    let count = inbox.take_plain(count_max, |source, payload| {
-                        taken.push((payload.to_vec(), source, NO_EXTENSION, 0, false));
-                    });
-                    let is_plain = |message: &Message| !message.4 && (message.2, message.3) == (NO_EXTENSION, 0);
-                    let has_plain = !has_run && model.front().is_some_and(is_plain);
-                    prop_assert_eq!((count > 0, count <= count_max), (has_plain, true));
-                    prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
-                }
+                Step::TakePlain { count_max } => take_plain(&mut inbox, &mut model, count_max)?,
                 Step::TakeBody => {
                     let body = inbox.take_body();
                     let wanted = model.front().filter(|message| message.4);
