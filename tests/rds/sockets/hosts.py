@@ -4,38 +4,32 @@ Two runs beside each other would else ask for the same address, which one proces
 nodes, which keep their addresses, each test of a process has another one of 1,020 subnets.
 """
 
-from functools import cache
 from typing import Any
 
 from tests.support import backends
 from tests.support.places import take_networks, take_subnet
 
+# Taken before any test counts descriptors, and held until the process ends.
+if backends.IS_ATTACHED:
+    _network, _lock = take_networks(128, 16)
+else:
+    _prefix, _lock = take_subnet(64, 64)
+_lock.detach()
 _numbers: dict[str, int] = {}
-_locks: list[object] = []  # of what this process has taken
 
 
 def host(number: int) -> str:
     """Return the address of host 1 to 254 of this process."""
-    address = f"{_subnet(backends.shifted())}.{number}"
+    address = f"{_subnet()}.{number}"
     _numbers[address] = number
     return address
 
 
-@cache
-def _first_network() -> int:
-    first, lock = take_networks(128, 16)
-    _locks.append(lock)
-    return first
-
-
-@cache
-def _subnet(shifted: int) -> str:
-    if backends.IS_ATTACHED:
-        network, subnet = divmod(shifted % (4 * 255), 255)  # 255 has the lock
-        return f"127.{_first_network() + network}.{subnet}"
-    prefix, lock = take_subnet(64, 64)
-    _locks.append(lock)
-    return prefix
+def _subnet() -> str:
+    if not backends.IS_ATTACHED:
+        return _prefix
+    network, subnet = divmod(backends.shifted() % (4 * 255), 255)  # 255 has the lock
+    return f"127.{_network + network}.{subnet}"
 
 
 def shifted(value: Any) -> Any:
