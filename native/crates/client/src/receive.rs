@@ -73,7 +73,7 @@ impl Socket {
             match self.side.receive(flags.peek, copy) {
                 Ok(received) => return Ok(self.finish(descriptor, &received, copied)),
                 Err(Rejected::Empty) => {
-                    // Who took the last message took POLLIN away too, most times.
+                    // Taking the last message took POLLIN away too, most times.
                     if !(flags.polls && self.side.is_asleep()) {
                         self.quiet(descriptor)?;
                     }

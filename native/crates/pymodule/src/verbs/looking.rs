@@ -182,10 +182,14 @@ impl Core {
         }
         let polls = self.looks.empty_polls.load(Relaxed);
         let has_news = has_news(channels, machine, polls);
-        let found = self.looks.found.load(Relaxed);
-        let found = found.wrapping_add(u32::from(has_news));
-        self.looks.found.store(found, Relaxed);
-        let is_timed = (if has_news { found } else { polls }).is_multiple_of(TIMED);
+        let looks = if has_news {
+            let found = self.looks.found.load(Relaxed).wrapping_add(1);
+            self.looks.found.store(found, Relaxed);
+            found
+        } else {
+            polls
+        };
+        let is_timed = looks.is_multiple_of(TIMED);
         if !(has_news || is_timed) {
             return Left::default();
         }
