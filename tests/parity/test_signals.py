@@ -160,11 +160,13 @@ def test_a_thread_that_helps_never_lets_in_a_signal_it_kept_out(real: RealWorld)
     """It would take one that is on its way to the main thread, whose call would then go on."""
     tasks: list[int] = []
     last: list[set[signal.Signals]] = []
+    seen = threading.Event()
 
     def help_out() -> None:
         tasks.append(threading.get_native_id())
         real.plane.help(time.monotonic_ns() + S // 5)
         last.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+        seen.wait(BUSY_S)  # a thread that ends has all signals kept out, by the C library
 
     thread = threading.Thread(target=help_out)
     thread.start()
@@ -172,6 +174,7 @@ def test_a_thread_that_helps_never_lets_in_a_signal_it_kept_out(real: RealWorld)
     while not last:
         if tasks:
             kept_out |= blocked_in(tasks[0])
+    seen.set()
     thread.join()
     assert kept_out <= last[0]
     assert not last[0] & {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}, "what it causes itself"

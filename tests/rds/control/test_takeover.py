@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, End, Node, World
-from urds.rds.constants import PING_PORT, PROBE_PORT
+from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, End, Node, World, control
+from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import Attach, Reason, Refuse, Refused, SendControl
-from urds.rds.wire.extensions import Handshake, emit_handshake
+from urds.rds.control.tcp_peer import TcpPeer
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 QUESTION_NS = SECOND // 5
 
@@ -44,6 +45,46 @@ def test_a_peer_that_answers_keeps_its_stream(npaths: int) -> None:
     stats = high.to(LOW).stats
     assert (stats.takeovers_refused, stats.superseded, stats.downs) == (1, 0, 0)
     assert all(end.open for end in low.attached.values())
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_peer_keeps_its_stream_while_the_handshake_is_under_way(is_known: bool) -> None:
+    """Messages go over it before that ends. Otherwise a thief would be taken for the peer then.
+
+    `is_known`: the peer's own probe has come, but not yet the answer to ours.
+    """
+    world = World()
+    high = Node(world, HIGH, generation=200)
+    second(high)
+    peer = high.to(LOW)
+    peer.handle_first_frame(0, 1, world.now_ns, generation_told=True)
+    if is_known:
+        _tell(peer, PROBE_PORT, PING_PORT, generation=None)
+    high.act()
+    high.log.clear()
+    thief = second(high)
+    _tell(peer, PING_PORT, PROBE_PORT, generation=100)
+    high.act()
+    assert high.seen(Refuse) == [], "it may be older than the thief's stream"
+    _tell(peer, PING_PORT, PROBE_PORT, generation=100)
+    high.act()
+    assert high.seen(Refuse) == [Refuse(LOW, thief.number)]
+    world.run(10 * SECOND)
+    assert high.seen(Attach) == []
+    assert (peer.stats.takeovers_refused, peer.stats.superseded) == (1, 0)
+
+
+def _tell(peer: TcpPeer, source_port: int, target_port: int, *, generation: int | None) -> None:
+    handshake = Handshake(npaths=1, generation=generation, mark=Mark(Capability.GENERATION_HELLO))
+    control(
+        peer,
+        0,
+        acknowledgement=0,
+        source_port=source_port,
+        target_port=target_port,
+        extension=emit_handshake(handshake),
+        now_ns=SECOND,
+    )
 
 
 def test_a_silent_peer_is_waited_for_at_most_200_ms() -> None:
@@ -115,9 +156,9 @@ def test_a_newer_stream_that_need_not_wait_ends_the_wait_of_an_older() -> None:
     world, low, high = met()
     low.close(low.attached[HIGH, 0], silent=True)
     older = second(high)
-    high.to(LOW).handle_control(
+    control(
+        high.to(LOW),
         0,
-        high.to(LOW)._paths[0].attachment,
         acknowledgement=0,
         source_port=PROBE_PORT,
         target_port=PING_PORT,

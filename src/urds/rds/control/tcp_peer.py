@@ -301,7 +301,7 @@ class TcpPeer:
         if (source_port if is_ping else target_port) == PROBE_PORT:
             self.stats.handshakes += 1
             handshake = parse_handshake(extension)
-            if not is_ping:
+            if not is_ping and path.confirmed:
                 self._streams.waiting.handle_answer(path, now_ns)
             self._learn(path, handshake, now_ns)
             if not self._streams.drop_misplaced(path, now_ns):
@@ -391,6 +391,7 @@ class TcpPeer:
             return
         path.confirmed = True
         path.end_wait()
+        self._streams.ask_about_second(path)
         if self.lower and not path.index:
             self._set_npaths()
             self._connector.open_paths(now_ns)

@@ -14,11 +14,11 @@ its place may be missing, where this side is new and the peer had a stream left;
 and comes again after that of path 0, whose handshake tells the count.
 
 An accepted stream supersedes the one its path has, except a *second* stream: one for a path whose
-stream leads to a urds node and is up. A probe first asks whether the peer is still there. A peer
-that has lost its stream, or has restarted, cannot answer on it: its system resets the stream, or
-nothing comes in `liveness_wait_ns`. A peer that answers did not open the new stream: that comes
-from a process which has taken the peer's address, and would be handed the peer's messages. It is
-refused and counted.
+stream leads to a urds node, as its first map tells, and is up. A probe first asks whether the peer
+is still there. A peer that has lost its stream, or has restarted, cannot answer on it: its system
+resets the stream, or nothing comes in `liveness_wait_ns`. A peer that answers did not open the new
+stream: that comes from a process which has taken the peer's address, and would be handed the peer's
+messages. It is refused and counted.
 
 Source: docs/reference/rds.md 2.1, 2.2, 2.4, 2.5 (linux v6.12, v7.0
 net/rds/tcp_listen.c, threads.c); docs/reference/linux-peer-notes.md 3 rules 10 and 11 (observed
@@ -108,7 +108,8 @@ class WaitingStreams:
     def has_to_ask(self, path: TcpPath, stream: AcceptedStream, now_ns: int) -> bool:
         """Have a stream wait until the one of its path has answered, ends, or is silent.
 
-        True: the path's stream has to be probed. One that has just answered need not be.
+        True: the path's stream has to be probed, once it is confirmed. One that has just answered
+        need not be.
         """
         before = self.seconds.pop(path.index, None)
         self.seconds[path.index] = stream
@@ -213,7 +214,7 @@ class TcpStreams:
             for other in self._paths:  # one of them is dead, or the peer would not reconnect
                 self._connector.probe_dead_stream(other)
         elif self._needs_liveness_check(path):
-            if self.waiting.has_to_ask(path, stream, now_ns):
+            if self.waiting.has_to_ask(path, stream, now_ns) and path.confirmed:
                 self._handshakes.probe_liveness(path)
         else:
             self.attach(path, stream, now_ns)
@@ -228,7 +229,19 @@ class TcpStreams:
         return next((path for path in self._paths if path.stream is None), None)
 
     def _needs_liveness_check(self, path: TcpPath) -> bool:
-        return path.state is PathState.UP and path.confirmed and self._peer_kind is PeerKind.URDS
+        is_urds = self._peer_kind is PeerKind.URDS
+        # Messages go over a path before its handshake ends: by its first map it is a urds node's.
+        may_be_urds = self._peer_kind is PeerKind.UNKNOWN and path.generation_told
+        return path.state is PathState.UP and (is_urds or may_be_urds)
+
+    def ask_about_second(self, path: TcpPath) -> None:
+        """Ask what a stream waits for that came before the path was confirmed.
+
+        The answer to the probe of the handshake does not tell: the peer may have lost the stream
+        since it sent that.
+        """
+        if path.index in self.waiting.seconds:
+            self._handshakes.probe_liveness(path)
 
     def place_parked(self, now_ns: int) -> None:
         """Place the parked streams; where there is one path, the newest supersedes the others."""
