@@ -163,6 +163,59 @@ def test_keywords_only() -> None:
     assert Keyed.__match_args__ == ()
 
 
+def _last(made_before: int) -> Any:
+    """Return a record with every kind of field, of which so many instances were made."""
+
+    @record
+    class Every:
+        a: int
+        b: int = field(init=False, default=2)
+        c: int = 3
+        d: list[int] = field(default_factory=list)
+        e: int = field(default=5)
+        f: int = field(init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "f", self.a + self.e)
+
+    @record(kw_only=True)
+    class Last(Every):
+        g: int
+
+    for number in range(made_before):
+        Last(number, g=number)
+    return Last
+
+
+@pytest.mark.parametrize("made_before", [0, 500])
+def test_the_first_instances_are_made_as_the_others(made_before: int) -> None:
+    """An interpreted `__init__` makes the first ones, a compiled one those of a class of many."""
+    kind = _last(made_before)
+    one = kind(1, 4, e=6, g=7)
+    assert [getattr(one, name) for name in "abcdefg"] == [1, 2, 4, [], 6, 7, 7]
+    assert one.d is not kind(1, g=2).d
+
+
+@pytest.mark.parametrize("made_before", [0, 500])
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ((1, 3, [], 5, 7), {"g": 7}),
+        ((1,), {}),
+        ((1,), {"a": 1, "g": 7}),
+        ((1,), {"b": 1, "g": 7}),
+        ((1,), {"z": 1, "g": 7}),
+        ((), {"g": 7}),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    values: tuple[Any, ...], named: dict[str, Any], made_before: int
+) -> None:
+    kind = _last(made_before)
+    with pytest.raises(TypeError, match=r"Last\.__init__\(\) "):
+        kind(*values, **named)
+
+
 def test_identity_where_it_is_asked_for() -> None:
     assert Same() != Same()
     assert len({Same(), Same()}) == 2

@@ -2,7 +2,7 @@
 
 `dataclass(slots=True)` compiles six methods for each class at import, and imports `inspect`. That
 was half of a process's way to its first bind: it defines a hundred records and makes twenty. Here
-a class gets its slots at once and a compiled `__init__` after a few instances. The rest is as with
+a class gets its slots at once and a compiled `__init__` after a hundred instances. The rest is as with
 `dataclass`: comparison, hash, `__match_args__`, pickling, inheritance, `__post_init__`.
 Functions of the module `dataclasses` (`asdict`, `fields`, `replace`) take a record too; `fields`
 and `replace` of this module do not import it.
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, dataclass_transform, overload
 _T = TypeVar("_T")
 _NONE_GIVEN: Final[Any] = object()  # None may be a default
 _FIELDS: Final = "__record_fields__"
-_BEFORE_COMPILED: Final = 4  # instances
+_BEFORE_COMPILED: Final = 100  # instances
 
 
 class Field:
@@ -169,51 +169,62 @@ def _frozen(text: str) -> AttributeError:
 
 
 def _first_init(made: Any, *, frozen: bool) -> Callable[..., None]:
-    """Return an `__init__` that puts a compiled one in its own place after a few instances.
+    """Return an `__init__` that puts a compiled one in its own place after many instances.
 
-    To compile it costs as much as dozens of instances; many records of a process have one or two.
+    To compile it costs as much as more than a hundred; most records of a process have fewer.
     """
     left = _BEFORE_COMPILED
+    fill: Callable[..., bool] | None = None
 
     def first(self: Any, *values: Any, **named: Any) -> None:
-        nonlocal left
+        nonlocal left, fill
         left -= 1
-        if left < 0 or not _filled(made, self, values, named):  # or it raises the right TypeError
+        if fill is None:
+            fill = _filler(made)
+        if left < 0 or not fill(self, values, named):  # or it raises the right TypeError
             made.__init__ = compiled = _compiled_init(made, frozen=frozen)
             compiled(self, *values, **named)
 
     return first
 
 
-def _filled(made: Any, self: Any, values: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Do what a compiled `__init__` does; return false, with nothing done, for wrong arguments."""
-    every = fields(made)
-    positional = [one.name for one in every if one.init and not one.kw_only]
-    given = dict(zip(positional, values, strict=False))
-    if len(values) > len(positional) or given.keys() & named.keys():
-        return False
-    given.update(named)
-    found: dict[str, Any] = {}
-    for one in every:
-        if one.init and one.name in given:
-            found[one.name] = given.pop(one.name)
-        elif one.default_factory is not _NONE_GIVEN:
-            found[one.name] = one.default_factory()
-        elif one.default is not _NONE_GIVEN:
-            found[one.name] = one.default
-        elif one.init:
+def _filler(made: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]:
+    """Return what does as a compiled `__init__` does; false, half done, for wrong arguments."""
+    every = sorted(fields(made), key=lambda one: not one.init or one.kw_only)
+    positional_max = sum(one.init and not one.kw_only for one in every)
+    # Slots are set by their descriptors, for a frozen record refuses assignments.
+    setters = tuple(getattr(made, one.name).__set__ for one in every)
+    others = tuple(zip(setters, every, strict=True))
+    has_post_init = hasattr(made, "__post_init__")
+
+    def fill(self: Any, values: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        given = len(values)
+        if given > positional_max:
             return False
-    if given:
-        return False
-    for name, value in found.items():
-        object.__setattr__(self, name, value)
-    if hasattr(made, "__post_init__"):
-        self.__post_init__()
-    return True
+        for put, value in zip(setters, values, strict=False):
+            put(self, value)
+        taken = 0
+        for put, one in others[given:]:
+            if one.init and one.name in named:
+                put(self, named[one.name])
+                taken += 1
+            elif one.default_factory is not _NONE_GIVEN:
+                put(self, one.default_factory())
+            elif one.default is not _NONE_GIVEN:
+                put(self, one.default)
+            elif one.init:
+                return False
+        if taken != len(named):
+            return False
+        if has_post_init:
+            self.__post_init__()
+        return True
+
+    return fill
 
 
 def _compiled_init(made: Any, *, frozen: bool) -> Callable[..., None]:
-    scope: dict[str, Any] = {"_set": object.__setattr__, "_none_given": _NONE_GIVEN}
+    scope: dict[str, Any] = {"_none_given": _NONE_GIVEN}
     positional = ["self"]
     named: list[str] = []
     body: list[str] = []
@@ -233,7 +244,8 @@ def _compiled_init(made: Any, *, frozen: bool) -> Callable[..., None]:
             parameter = f"{name}=_default_{name}" if has_default else name
             (named if one.kw_only else positional).append(parameter)
         if one.init or has_factory or default is not _NONE_GIVEN:
-            body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+            scope[f"_put_{name}"] = getattr(made, name).__set__
+            body.append(f"_put_{name}(self, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(made, "__post_init__"):
         body.append("self.__post_init__()")
     parameters = ", ".join([*positional, *(["*", *named] if named else [])])
