@@ -33,6 +33,28 @@ def test_a_part_has_a_logger_of_its_own(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
+@pytest.mark.parametrize("of_part", [logging.NOTSET, logging.DEBUG, logging.ERROR])
+@pytest.mark.parametrize("of_all", [logging.NOTSET, logging.INFO, logging.WARNING])
+@pytest.mark.parametrize("of_root", [logging.NOTSET, logging.INFO, logging.WARNING])
+@pytest.mark.parametrize("disabled", [logging.NOTSET, logging.INFO])
+def test_a_line_that_its_logger_would_drop_is_not_queued(
+    caplog: pytest.LogCaptureFixture, of_part: int, of_all: int, of_root: int, disabled: int
+) -> None:
+    caplog.set_level(of_root)
+    caplog.set_level(of_all, "urds")
+    caplog.set_level(of_part, "urds.control")
+    logging.disable(disabled)
+    try:
+        log = LogQueue().part("control")
+        for level in (logging.DEBUG, logging.INFO):
+            queued = log.put(level, "up")
+            assert queued is logging.getLogger("urds.control").isEnabledFor(level)
+        assert log.put(logging.WARNING, "lost")
+        log.flush()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def test_equal_lines_are_shown_once_a_minute_and_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,15 +7,16 @@ below `urds`: `urds.control`, `urds.rdma` and so on.
 Each text has its own limit, because a peer can cause most of them. Where a peer causes one line
 again and again, as by connections that are refused, `warning_once` admits it once a minute.
 
-A program that never imports `logging` sees warnings and nothing below, as `logging` itself has it.
-So lines below are dropped before the import, which with its thread costs such a process more than
-a connection does.
+A line below WARNING that its logger would drop is dropped before it is queued: the thread costs as
+much as a fourth of a connection, and the import of `logging` more than all of one. A program that
+never imports it sees warnings and nothing below, as `logging` itself has it.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from urds.common.deferred import DeferredCalls
@@ -95,6 +96,24 @@ class _Lines:
         return limits
 
 
+def _is_shown(name: str, level: int) -> bool:
+    """Tell whether a logger would admit a line, as `Logger.getEffectiveLevel` does.
+
+    Not by `getLogger`: it takes the lock of `logging`, whose holder may wait for one of urds.
+    """
+    root = getattr(sys.modules.get("logging"), "root", None)
+    if root is None or root.manager.disable >= level:
+        return False
+    loggers: Mapping[str, object] = root.manager.loggerDict
+    while name:
+        own: int = getattr(loggers.get(name), "level", 0)  # a place holder has none
+        if own:
+            return own <= level
+        name = name.rpartition(".")[0]
+    admitted: int = root.level
+    return admitted <= level
+
+
 class LogQueue:
     """The log lines of one driver, or of a part of it. Any thread may call, with any lock held."""
 
@@ -116,12 +135,13 @@ class LogQueue:
     ) -> bool:
         """Queue a line, unless there were ten of its text in five seconds; return whether it is.
 
-        A line below WARNING also unless the program has imported `logging`: it would not be shown.
+        A line below WARNING also unless the program has imported `logging` and its logger's level
+        admits it: it would not be shown.
         With `equal_once` also unless the same one, arguments included, came within a minute.
         `problem` is logged with its traceback. A line beyond 256 that wait is counted like one
         beyond the limit: the next of its text counts the missing ones.
         """
-        if level < _WARNING and "logging" not in sys.modules:
+        if level < _WARNING and not _is_shown(self._name, level):
             return False
         lines = self._lines
         with lines.calls.lock:

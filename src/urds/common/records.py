@@ -2,8 +2,8 @@
 
 `dataclass(slots=True)` compiles six methods for each class at import, and imports `inspect`. That
 was half of a process's way to its first bind: it defines a hundred records and makes twenty. Here
-a class gets its slots at once and a compiled `__init__` after a hundred instances. The rest is as with
-`dataclass`: comparison, hash, `__match_args__`, pickling, inheritance, `__post_init__`.
+a class gets its slots at once and a compiled `__init__` after a hundred instances. The rest is as
+with `dataclass`: comparison, hash, `__match_args__`, pickling, inheritance, `__post_init__`.
 Functions of the module `dataclasses` (`asdict`, `fields`, `replace`) take a record too; `fields`
 and `replace` of this module do not import it.
 """
