@@ -73,6 +73,8 @@ def test_positional_and_named_arguments_and_defaults(decorator: Callable[..., An
     assert Made.__match_args__ == ("x", "y")
     assert not hasattr(Made(1), "__dict__")
     assert repr(Made(1)).endswith("Made(x=1, y=2)")
+    with pytest.raises(TypeError, match=r"Made\.__init__\(\) "):
+        Made(1, 3, y=4)
     for wrong in ((), (1, 2, 3)):
         with pytest.raises(TypeError, match=r"Made\.__init__\(\) "):
             Made(*wrong)

@@ -18,6 +18,7 @@ _T = TypeVar("_T")
 _NONE_GIVEN: Final[Any] = object()  # None may be a default
 _FIELDS: Final = "__record_fields__"
 _BEFORE_COMPILED: Final = 100  # instances
+_set: Final = object.__setattr__  # of a frozen record too
 
 
 class Field:
@@ -104,7 +105,7 @@ def _made(kind: Any, *, frozen: bool, kw_only: bool, eq: bool) -> Any:
     made: Any = type(kind)(kind.__name__, kind.__bases__, namespace)
     made.__qualname__ = kind.__qualname__
     if "__init__" not in namespace:
-        made.__init__ = _first_init(made, frozen=frozen)
+        made.__init__ = _first_init(made, every, positional, frozen=frozen)
     if frozen:
         _freeze(made, frozenset(every))
     return made
@@ -168,59 +169,57 @@ def _frozen(text: str) -> AttributeError:
     return FrozenInstanceError(text)
 
 
-def _first_init(made: Any, *, frozen: bool) -> Callable[..., None]:
+def _first_init(
+    made: Any, every: Mapping[str, Field], positional: Sequence[str], *, frozen: bool
+) -> Callable[..., None]:
     """Return an `__init__` that puts a compiled one in its own place after many instances.
 
     To compile it costs as much as more than a hundred; most records of a process have fewer.
     """
     left = _BEFORE_COMPILED
-    fill: Callable[..., bool] | None = None
 
     def first(self: Any, *values: Any, **named: Any) -> None:
-        nonlocal left, fill
+        nonlocal left
         left -= 1
-        if fill is None:
-            fill = _filler(made)
-        if left < 0 or not fill(self, values, named):  # or it raises the right TypeError
+        # Or the compiled one raises the right TypeError.
+        if left < 0 or not _filled(self, every, positional, values, named):
             made.__init__ = compiled = _compiled_init(made, frozen=frozen)
             compiled(self, *values, **named)
+        elif hasattr(made, "__post_init__"):
+            self.__post_init__()
 
     return first
 
 
-def _filler(made: Any) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]:
-    """Return what does as a compiled `__init__` does; false, half done, for wrong arguments."""
-    every = sorted(fields(made), key=lambda one: not one.init or one.kw_only)
-    positional_max = sum(one.init and not one.kw_only for one in every)
-    # Slots are set by their descriptors, for a frozen record refuses assignments.
-    setters = tuple(getattr(made, one.name).__set__ for one in every)
-    others = tuple(zip(setters, every, strict=True))
-    has_post_init = hasattr(made, "__post_init__")
-
-    def fill(self: Any, values: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        given = len(values)
-        if given > positional_max:
+def _filled(
+    self: Any,
+    every: Mapping[str, Field],
+    positional: Sequence[str],
+    values: Sequence[Any],
+    named: Mapping[str, Any],
+) -> bool:
+    """Set the fields as a compiled `__init__` does; false, half done, for wrong arguments."""
+    if len(values) > len(positional):
+        return False
+    for name, value in zip(positional, values, strict=False):
+        _set(self, name, value)
+    if len(values) == len(every):
+        return not named
+    given = positional[: len(values)]
+    taken = 0
+    for name, one in every.items():
+        if name in given:
+            continue
+        if one.init and name in named:
+            _set(self, name, named[name])
+            taken += 1
+        elif one.default_factory is not _NONE_GIVEN:
+            _set(self, name, one.default_factory())
+        elif one.default is not _NONE_GIVEN:
+            _set(self, name, one.default)
+        elif one.init:
             return False
-        for put, value in zip(setters, values, strict=False):
-            put(self, value)
-        taken = 0
-        for put, one in others[given:]:
-            if one.init and one.name in named:
-                put(self, named[one.name])
-                taken += 1
-            elif one.default_factory is not _NONE_GIVEN:
-                put(self, one.default_factory())
-            elif one.default is not _NONE_GIVEN:
-                put(self, one.default)
-            elif one.init:
-                return False
-        if taken != len(named):
-            return False
-        if has_post_init:
-            self.__post_init__()
-        return True
-
-    return fill
+    return taken == len(named)
 
 
 def _compiled_init(made: Any, *, frozen: bool) -> Callable[..., None]:
