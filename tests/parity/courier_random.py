@@ -1,8 +1,9 @@
 """Random calls and frames for a connection that a courier carries, and for one of the core alone.
 
-Mostly plain traffic, which a courier carries: bursts of sends, frames of several messages, parts of
-long ones, acknowledgements, receives, time. The rest has the numbers move: operations, extensions,
-pings, repeats, tables, cancelling, ends of sockets and connections, frames that break the protocol.
+Of four worlds three have plain traffic, which a courier carries: bursts of sends, frames of several
+messages, parts of long ones, acknowledgements, congestion maps, receives, time, and now and then a
+link that is lost. In the fourth the numbers move as well: operations, extensions, pings, repeats,
+tables, cancelling, ends of sockets, frames that break the protocol, links without a courier.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.parity.courier_sides import (
@@ -41,9 +43,40 @@ WITH_KEY: Final = b"\x02\0\0\0\x07".ljust(16, b"\0")
 _SIZES: Final = (0, 1, 64, 64, 64, 70, 200, 1000, 4047, 4095, 4096, 8192)
 _LONG_SIZES: Final = (20_000, 65_488, 65_536, 65_537, 131_072, 200_000)
 _HUGE_CHANCE: Final = 0.004  # of a message of a mebibyte and more
+_BACK_CHANCE: Final = 0.3  # of a link that was lost, before each step
 _FRAMES_MAX: Final = 12  # at once: fewer than a new connection has receives
 _PAYLOAD: Final = random.Random(0).randbytes(1 << 21)
 _PLAIN: Final = HeaderFlag(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is said in a world; chances are of 1."""
+
+    weights: tuple[int, ...]  # of each of `_STEPS`
+    formats: tuple[int, ...]  # of frames, which a connection is agreed on
+    extended: float  # of a send with several buffers
+    odd: float  # of a message of the peer
+    looks: float  # of one at tables, which takes the numbers
+    acknowledged: float  # of what the peer says between two rests
+
+
+_MIXED_TRAFFIC: Final = Traffic(
+    weights=(20, 12, 5, 20, 15, 3, 14, 3, 3, 3, 2, 1),
+    formats=(3, 3, 3, 3, 2, 1),
+    extended=0.05,
+    odd=0.06,
+    looks=0.2,
+    acknowledged=0.3,
+)
+_PLAIN_TRAFFIC: Final = Traffic(
+    weights=(20, 12, 8, 20, 20, 4, 14, 1, 1, 0, 1, 0),
+    formats=(3,),
+    extended=0,
+    odd=0,
+    looks=0.02,
+    acknowledged=0.6,
+)
 
 
 class CourierWorld:
@@ -51,6 +84,7 @@ class CourierWorld:
 
     def __init__(self, seed: int, makers: tuple[MakePlane, MakePlane]) -> None:
         self.rng = rng = random.Random(seed)
+        self.traffic = _PLAIN_TRAFFIC if seed % 4 else _MIXED_TRAFFIC
         core_limits = CoreLimits(
             send_ring=rng.choice([16, 20, 48]),
             receive_ring=rng.choice([16, 20, 64, 100]),
@@ -81,7 +115,9 @@ class CourierWorld:
         """Make the steps of one world. Raises Difference."""
         try:
             for _ in range(STEPS):
-                step = self.rng.choices(_STEPS, _WEIGHTS)[0]
+                step = self.rng.choices(_STEPS, self.traffic.weights)[0]
+                if not self.fragment_bytes and self.rng.random() < _BACK_CHANCE:
+                    step = CourierWorld._break
                 self.happened[step.__name__] += 1
                 step(self)
                 self.look()
@@ -97,7 +133,7 @@ class CourierWorld:
 
     def look(self) -> None:
         """Have both come to rest, and compare."""
-        with_tables = self.rng.random() < 0.2
+        with_tables = self.rng.random() < self.traffic.looks
         for side in self.sides:
             side.has_tables = with_tables
         self.lockstep.look()
@@ -152,7 +188,7 @@ class CourierWorld:
         elif kind == "send":
             cut = rng.randrange(len(payload) + 1)
             buffers = [payload[:cut], payload[cut:]]
-            extension = WITH_KEY if rng.random() < 0.05 else b""
+            extension = WITH_KEY if rng.random() < self.traffic.extended else b""
             self.both(
                 f"send {name} {len(payload)} {target[1]} {extension!r}",
                 lambda side: side.send(name, buffers, target, extension=extension),
@@ -274,19 +310,20 @@ class CourierWorld:
         flags = HeaderFlag.ACK_REQUIRED if rng.random() < self.ack_chance else _PLAIN
         values: dict[str, Any] = {"source_port": 4000, "target_port": rng.choice([5000, 5001])}
         sequence = self.peer_next
-        odd = rng.random()
-        if odd < 0.01:
-            flags |= HeaderFlag.RETRANSMITTED
-            sequence -= min(sequence, rng.randrange(3))
-        elif odd < 0.02:
-            values["extension"] = WITH_KEY
-        elif odd < 0.03:
-            values["target_port"], size = 0, 0  # a ping
-        elif odd < 0.05:
-            values["target_port"] = _UNBOUND
-        elif odd < 0.06:
-            self.peer_next += rng.randrange(3)  # a hole
-            sequence = self.peer_next
+        if rng.random() < self.traffic.odd:
+            kind = rng.choice(["repeat", "extension", "ping", "unbound", "unbound", "hole"])
+            if kind == "repeat":
+                flags |= HeaderFlag.RETRANSMITTED
+                sequence -= min(sequence, rng.randrange(3))
+            elif kind == "extension":
+                values["extension"] = WITH_KEY
+            elif kind == "ping":
+                values["target_port"], size = 0, 0
+            elif kind == "unbound":
+                values["target_port"] = _UNBOUND
+            else:
+                self.peer_next += rng.randrange(3)
+                sequence = self.peer_next
         self.peer_next = max(self.peer_next, sequence + 1)
         at = rng.randrange(1 << 20)
         payload = _PAYLOAD[at : at + size]
@@ -315,7 +352,7 @@ class CourierWorld:
         rng = self.rng
         left = _FRAMES_MAX
         for _ in range(rng.choice([1, 1, 2, 6])):
-            said = self._frames(self._number() if rng.random() < 0.3 else 0)
+            said = self._frames(self._number() if rng.random() < self.traffic.acknowledged else 0)
             if len(said) <= left:
                 left -= len(said)
                 self._say(said)
@@ -360,7 +397,7 @@ class CourierWorld:
 
     def _attach(self) -> None:
         rng = self.rng
-        chosen = FrameFormat(rng.choice([3, 3, 3, 3, 2, 1]))
+        chosen = FrameFormat(rng.choice(self.traffic.formats))
         self.formats.append(chosen)
         self.fragment_bytes = 4096 if chosen is FrameFormat.SHORT else 65_536
         acknowledged = rng.choice([0, self._number()])
@@ -409,5 +446,4 @@ _STEPS: Final = [
     CourierWorld._mailbox_call, CourierWorld._operate, CourierWorld._break,
     CourierWorld._break_rules,
 ]  # fmt: skip
-_WEIGHTS: Final = [20, 12, 5, 20, 15, 3, 14, 3, 3, 3, 2, 1]
 STEP_NAMES: Final = {step.__name__ for step in _STEPS}

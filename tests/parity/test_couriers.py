@@ -39,7 +39,7 @@ from urds.rds.wire.header import Header
 from urds.verbs.engine.numbers import QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr
 
-CASES: Final = 10_000  # in which every step is made, with and without a courier
+CASES: Final = 24_000  # in which every step is made, with and without a courier
 CASES_MAX: Final = 60_000  # until a broken rule has to be seen
 PORT: Final = 5000
 
@@ -50,6 +50,7 @@ def test_random_calls_and_frames_come_out_alike() -> None:
     run.until(CASES, 0)
     missing = {*STEP_NAMES, "by a courier", "by the core", "cut"} - run.seen.keys()
     assert not missing, "of so many cases they have to be some"
+    assert run.seen["by a courier"] > 2 * run.seen["by the core"], "most have to be a courier's"
 
 
 def test_a_side_is_like_itself() -> None:
