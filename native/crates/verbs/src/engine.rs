@@ -359,6 +359,21 @@ impl Engine {
         false
     }
 
+    /// Take the acknowledgement that a queue pair owes this peer, if it has nothing else to send.
+    ///
+    /// For an owner that only keeps it for the next packet: the peer's number, PSN and MSN.
+    pub fn take_lone_ack(&mut self, qpn: u32, peer: Route) -> Option<(u32, u32, u32)> {
+        let number = *self.by_qpn.get(&qpn)?;
+        let served = self.queue_pairs.get_mut(number)?;
+        if served.queue_pair.peer != Some(peer) {
+            return None; // another one that names its number
+        }
+        let ack = served.queue_pair.take_lone_ack()?;
+        self.ready.remove(&(served.serial, number));
+        self.counters.sent += 1;
+        Some(ack)
+    }
+
     /// Put a queue pair that found no room aside: behind the others, if it has sent before.
     fn starve(&mut self, number: u32) {
         let Some(served) = self.queue_pairs.get_mut(number) else {

@@ -695,6 +695,18 @@ impl QueuePair {
             && self.responder.as_ref().is_none_or(Responder::is_idle)
     }
 
+    /// Take the acknowledgement that the next `poll` would give, if no other one would give anything:
+    /// the peer's number, PSN and MSN.
+    #[inline]
+    pub fn take_lone_ack(&mut self) -> Option<(u32, u32, u32)> {
+        let sends = !self.requester.is_idle() || !self.posted.is_empty();
+        if sends || self.consumer.is_some() || self.last_ack.is_some() {
+            return None;
+        }
+        let (psn, msn) = self.responder.as_mut()?.take_lone_ack()?;
+        Some((self.attributes.word(Field::DestQpn), psn, msn))
+    }
+
     /// Run the timers that are due.
     pub fn handle_timeout(&mut self, now_ns: i64, shared: &mut Shared) {
         if self.state.sends() {

@@ -650,6 +650,16 @@ impl Responder {
         u32::try_from((self.expected - 1) & PSN_MASK).ok()
     }
 
+    /// Take the acknowledgement that is due, if nothing else is to be answered: its PSN and MSN.
+    #[inline]
+    pub fn take_lone_ack(&mut self) -> Option<(u32, u32)> {
+        let is_lone = !self.last_answer_due && self.rnr_psn.is_none() && self.answers.is_empty();
+        if !is_lone {
+            return None;
+        }
+        Some((self.take_ack()?, self.messages_done))
+    }
+
     /// Return the acknowledgement that waits: after a reset nothing else is answered.
     pub fn last_ack(&self, target_qpn: u32) -> Option<Packet> {
         self.ack_due

@@ -189,6 +189,21 @@ fn a_queue_pair_that_has_sent_all_is_not_asked_again() {
 }
 
 #[test]
+fn an_acknowledgement_is_taken_once_and_for_its_own_peer() {
+    let (mut left, mut right) = pair(0);
+    right.receive(8);
+    left.post(Opcode::Send, 8, 0);
+    let (_, data) = left.engine.poll_transmit(0).expect("one packet");
+    right.engine.receive(&data, left.route, 0);
+    let another = right.route;
+    assert_eq!(right.engine.take_lone_ack(17, another), None);
+    let taken = right.engine.take_lone_ack(17, left.route);
+    assert_eq!(taken, Some((16, 0xFF_FFFE, 1)));
+    assert_eq!(right.engine.take_lone_ack(17, left.route), None);
+    assert!(right.engine.poll_transmit(0).is_none());
+}
+
+#[test]
 fn a_write_ends_where_its_region_does() {
     for (length, expected) in [(256, Status::Success), (257, Status::RemAccessErr)] {
         let (mut left, mut right) = pair(0);

@@ -216,7 +216,8 @@ impl Channel {
     /// Send all acknowledgements that wait, as far as there are slots.
     pub fn send_acks(&mut self) {
         while let Some(waiting) = self.acks.pop() {
-            if !self.send_ack(waiting) {
+            // Without room the peer rings once there is: nothing else may be there to ask for it.
+            if !self.send_ack(waiting) && !self.has_room(0) {
                 return;
             }
         }

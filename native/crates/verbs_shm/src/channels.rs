@@ -294,7 +294,7 @@ impl Channels {
         bytes_max: usize,
         looked: &mut Looked,
     ) {
-        let mut count = 0;
+        let (mut count, mut target) = (0, None);
         let mut left = match bytes_max {
             0 => usize::MAX,
             most => most,
@@ -305,6 +305,7 @@ impl Channels {
             && let Some(taken) = self.open[place].1.take()
         {
             count += 1;
+            target = Some(taken.fields.target);
             if !self.receive(place, taken, engine, now) {
                 looked.has_left = true;
                 break;
@@ -315,6 +316,9 @@ impl Channels {
                 self.is_paused = true;
                 break;
             }
+        }
+        if let Some(qpn) = target {
+            self.keep_ack(place, qpn, engine);
         }
         let (gid, channel) = &mut self.open[place];
         if let Some(error) = channel.error
@@ -333,6 +337,17 @@ impl Channels {
             engine.resume();
         }
         looked.has_found |= count > 0 || has_room;
+    }
+
+    /// Keep the acknowledgement of the queue pair whose packet came last: mostly all that it has to send.
+    fn keep_ack(&mut self, place: usize, qpn: u32, engine: &mut Engine) {
+        let gid = self.open[place].0;
+        if !self.is_closed
+            && let Some(channel) = self.channel(&gid) // others of the peer are not written to
+            && let Some((target, psn, msn)) = engine.take_lone_ack(qpn, Route { gid, port: 0 })
+        {
+            channel.acknowledge(target, psn, msn);
+        }
     }
 
     /// Process one packet of a channel; false: it comes again.

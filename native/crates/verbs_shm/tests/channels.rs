@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 use support::{ADDRESS, End, GIDS, GUARD_BYTES, MTU_BYTES, REGION_BYTES, pair, pair_with_memory};
 use urds_channel::channel_memory::ChannelMemory;
-use urds_channel::slots::{Freed, SLOT_BYTES, SLOTS, SlotMemory, flags};
+use urds_channel::slots::{Fields, Freed, SLOT_BYTES, SLOTS, SlotMemory, flags, kinds};
 use urds_channel::sys::thread;
-use urds_verbs::memory::Memory;
+use urds_verbs::memory::{Memory, Payload};
 use urds_verbs::numbers::{Opcode, Status, WcOpcode};
 use urds_verbs::work::{Completion, Extra, Operands, SendWork};
 use urds_verbs_shm::{Event, Region};
@@ -237,6 +237,40 @@ fn a_quiet_peer_acknowledges_unsignalled_sends() {
         assert_eq!((sent.len(), received.len()), (0, 5), "round {round}");
         let queue_pair = ends[0].engine.get(ends[0].number).unwrap();
         assert_eq!(queue_pair.outstanding_requests(), 0);
+    }
+}
+
+fn fill_up(end: &mut End) {
+    let to_none = Fields {
+        kind: kinds::DATAGRAM,
+        flags: flags::FIRST | flags::LAST,
+        target: 0x77,
+        ..Fields::default()
+    };
+    let channel = end.channels.channel(&GIDS[0]).expect("open");
+    while channel.put(to_none, Payload::Bytes(&[])) {}
+}
+
+#[test]
+fn an_acknowledgement_that_finds_no_room_has_the_peer_ring() {
+    for is_full_before in [true, false] {
+        let (mut ends, mut heard) = pair();
+        ends[1].receive(1, 0, 64);
+        ends[0].send(1, 0, 8);
+        if is_full_before {
+            fill_up(&mut ends[1]);
+        }
+        assert!(ends[1].progress());
+        fill_up(&mut ends[1]);
+        assert_eq!(ends[1].channels.waiting_acks(), 1);
+        assert!(ends[1].channels.sleep(), "nothing came");
+        let mut bytes = [0; 8];
+        while heard[0].read(&mut bytes).is_ok() {}
+        while ends[0].progress() {}
+        assert_eq!(heard[0].read(&mut bytes).unwrap(), 1, "there is room");
+        assert!(ends[1].progress() && ends[1].channels.sleep());
+        assert!(ends[0].progress());
+        assert_eq!(ends[0].poll().map(|done| done.wr_id), Some(1));
     }
 }
 
