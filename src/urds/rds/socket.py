@@ -2,14 +2,16 @@
 
 A socket holds its options and, once bound, a mailbox. The calls of every message, `sendto` and
 `recvfrom`, are then the mailbox's own methods, placed in the instance: a Python function between
-would cost 30 % of the rate. That is why waiting times are in the mailbox's settings and each change
-of them replaces those. All other calls pass through here, in Linux's order of checks.
+would cost 30 % of the rate. So is `recv_into` of a compiled mailbox, which does what is here. That
+is why waiting times are in the mailbox's settings and each change of them replaces those. All other
+calls pass through here, in Linux's order of checks.
 Source: linux v6.12 net/rds/send.c, net/rds/recv.c; docs/reference/rds.md 3.4, 3.5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, overload
 
@@ -207,7 +209,7 @@ class Socket(RdmaSocket):
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
         """Take one message into a buffer; see `recvfrom_into`."""
-        return self._receive_into([writable(buffer, nbytes, "recv_into")], 0, flags)[0]
+        return self._receive_into([writable(buffer, nbytes, "recv_into")], 0, index(flags))[0]
 
     def recvfrom_into(
         self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0

@@ -48,7 +48,7 @@ _FOREVER_S: Final = _FOREVER_NS / _NS
 _FIONBIO: Final = 0x5421
 _SOCK_NONBLOCK: Final = 0o4000
 _SOCK_CLOEXEC: Final = 0o2000000
-_PLACED: Final = ("sendto", "recvfrom")  # the mailbox's own methods, in a bound socket
+_PLACED: Final = ("sendto", "recvfrom", "recv_into")  # the mailbox's own methods, in a bound socket
 _UNBOUND_NAME: Final = (0, bytes(14))  # AF_UNSPEC, as CPython shows a name it does not know
 
 
@@ -124,6 +124,8 @@ class SocketBase(SocketCalls):
         if not self._settings.strict_linux:  # strictness checks flags first
             self.__dict__["sendto"] = mailbox.sendto
         self.__dict__["recvfrom"] = mailbox.recvfrom
+        if (recv_into := getattr(mailbox, "recv_into", None)) is not None:  # a compiled one's
+            self.__dict__["recv_into"] = recv_into
         self._note_peer()
         self._note_beside()
         self._lock.notify_all()

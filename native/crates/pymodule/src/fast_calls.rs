@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyType};
+use pyo3::types::{PyBytes, PyInt, PyList, PyTuple, PyType};
 use urds_dataplane::errors::{ErrorReason, Rejected};
 use urds_dataplane::receive_side::{Received, Taken};
 use urds_dataplane::send_side::{Leaving, Message, Sent};
@@ -18,11 +18,12 @@ use urds_path::{ArrivingPayload, Body, Extension, NO_EXTENSION, Payload, SocketA
 
 use crate::mailbox::Mailbox;
 use crate::signals::Signals;
-use crate::sys::{self, Arguments, fast_function};
-use crate::{errors, ffi, memory, values};
+use crate::sys::{self, Arguments, Export, fast_function};
+use crate::{deferred, errors, ffi, memory, values};
 
 const MSG_OOB: i64 = 0x1;
 const MSG_PEEK: i64 = 0x2;
+const MSG_TRUNC: i64 = 0x20;
 const MSG_DONTWAIT: i64 = 0x40;
 const MSG_ERRQUEUE: i64 = 0x2000;
 const MSG_NOSIGNAL: i64 = 0x4000;
@@ -286,6 +287,103 @@ fn recvfrom<'py>(
     let make = |received: Received<'_>| Came::of(own, py, received, bytes_max);
     let taken = take(mailbox, wait_ns, peek, make)?;
     named(mailbox, taken, wait_ns)?.into_pair(own, py, bytes_max)
+}
+
+/// What `recv_into` is to fill, and its flags. Its owner releases it.
+pub struct Room {
+    export: Export,
+    bytes_max: usize,
+    flags: i64,
+}
+
+impl Room {
+    /// Return what these arguments name; `None` for any that Python checks.
+    pub fn of(given: &Bound<'_, PyTuple>) -> Option<Self> {
+        let number = |place| match given.get_borrowed_item(place) {
+            Ok(number) if number.is_instance_of::<PyInt>() => number.extract::<i64>().ok(),
+            Ok(_) => None,
+            Err(_) => Some(0),
+        };
+        let buffer = given.get_item(0).ok()?;
+        let (bytes_max, flags) = (usize::try_from(number(1)?).ok()?, number(2)?);
+        if given.len() > 3 {
+            return None;
+        }
+        let export = Export::of(&buffer).ok()?;
+        let bytes = export.length();
+        if export.is_readonly() || !export.is_contiguous() || bytes_max > bytes {
+            export.release(given.py());
+            return None;
+        }
+        Some(Self {
+            export,
+            bytes_max: if bytes_max == 0 { bytes } else { bytes_max },
+            flags,
+        })
+    }
+
+    /// Copy in what fits of a payload; return how many bytes that is, and the payload's.
+    fn fill(&self, payload: &[u8]) -> Filled {
+        let copied = payload.len().min(self.bytes_max);
+        if copied > 0 {
+            self.export.copy_in(0, &payload[..copied]);
+        }
+        Filled {
+            copied,
+            whole: payload.len(),
+        }
+    }
+
+    pub fn release(self, py: Python<'_>) {
+        self.export.release(py);
+    }
+}
+
+/// Bytes that were copied of a payload, and how many it has.
+#[derive(Clone, Copy, Default)]
+struct Filled {
+    copied: usize,
+    whole: usize,
+}
+
+/// Take one message into memory of the caller; return as `Socket.recv_into` does, which is in Python.
+pub fn recv_into(mailbox: &Bound<'_, Mailbox>, room: &Room) -> PyResult<usize> {
+    let (py, own, flags) = (mailbox.py(), mailbox.get(), room.flags);
+    if flags & MSG_OOB != 0 {
+        return Ok(0); // as of an empty one, kernel parity
+    }
+    if flags & MSG_ERRQUEUE != 0 {
+        return Err(none_came(py, Some(0)));
+    }
+    let wait_ns = match flags & MSG_DONTWAIT {
+        0 => own.receive_wait_ns(),
+        _ => Some(0),
+    };
+    // A short one is copied under the plane's lock, a long one after it.
+    let make = |received: Received<'_>| match received.payload {
+        ArrivingPayload::Borrowed(bytes) => Ok(room.fill(bytes)),
+        ArrivingPayload::Whole(body) => Err(Box::new(body)),
+    };
+    let filled = match take(mailbox, wait_ns, flags & MSG_PEEK != 0, make)? {
+        Taken::Message(Ok(filled)) => filled,
+        Taken::Message(Err(body)) => {
+            let filled = room.fill(body.bytes());
+            drop(body);
+            deferred::drain(py);
+            filled
+        }
+        Taken::Operations => {
+            own.shell.take_notices(own.id, 1); // lost, as by `recvfrom`
+            Filled::default()
+        }
+        Taken::Congestion(_) => Filled::default(),
+        Taken::Nothing => return Err(none_came(py, wait_ns)),
+    };
+    Ok(if flags & MSG_TRUNC == 0 {
+        filled.copied
+    } else {
+        filled.whole
+    })
 }
 
 /// What `recvfrom` is asked for.

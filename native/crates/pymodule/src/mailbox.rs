@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -17,6 +18,7 @@ use urds_path::{Address, Payload, SocketAddress};
 
 use crate::addresses::{self, Sources, Targets};
 use crate::external::ExternalPath;
+use crate::fast_calls::Room;
 use crate::path::Path;
 use crate::plane::Plane;
 use crate::signals::Signals;
@@ -262,6 +264,33 @@ impl Mailbox {
     ) -> PyResult<Bound<'py, PyAny>> {
         slf.get().begin(slf.py())?;
         fast_calls::guarded(slf, || fast_calls::receive(slf, wait_ns, peek, notices_max))
+    }
+
+    #[pyo3(signature = (*given, **named))]
+    fn recv_into(
+        slf: &Bound<'_, Self>,
+        given: &Bound<'_, PyTuple>,
+        named: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<usize> {
+        let py = slf.py();
+        let plain = if named.is_none() {
+            Room::of(given)
+        } else {
+            None
+        };
+        let room = if let Some(room) = plain {
+            room
+        } else {
+            let checked = slf.as_any().call_method("recv_into_given", given, named)?;
+            let room = Room::of(checked.cast()?);
+            room.ok_or_else(|| PyTypeError::new_err("recv_into() needs a buffer"))?
+        };
+        let begun = slf.get().begin(py);
+        let taken = fast_calls::guarded(slf, || {
+            begun.and_then(|()| fast_calls::recv_into(slf, &room))
+        });
+        room.release(py);
+        taken
     }
 
     #[pyo3(signature = (peer, scope, path, /))]

@@ -3,7 +3,7 @@
 The classes of `urds_native` use plain values, the thin classes here the contract's records: an
 address is packed bytes and a scope, 0 without one; an event and a row of a table arrive as tuples
 of plain values, as declared in `native/urds_native.pyi`. The calls of every message,
-`Mailbox.sendto` and `Mailbox.recvfrom`, are inherited unchanged.
+`Mailbox.sendto`, `recvfrom` and `recv_into`, are inherited unchanged.
 """
 
 # The contract has records and keywords where the module has plain values.
@@ -14,12 +14,13 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, index
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import urds_native
 
+from urds.common.receive_buffers import writable
 from urds.common.records import names
 from urds.common.types import IPAddress
 from urds.rds.addresses import address_of, known_peer, packed_of, parse_target
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _INTERNET = frozenset({socket.AF_INET, socket.AF_INET6})
 _NO_DESCRIPTOR = -1
+_FLAGS = (1 << 32) - 1  # those that there are
 # The fields of a record, in the order of its declaration.
 _plain_limits = attrgetter(*names(contract.Limits))
 _plain_received = attrgetter(*names(contract.Received))
@@ -260,6 +262,12 @@ class Mailbox(urds_native.Mailbox):
         target = parse_target(address, self.local)
         return message_transport.send(self, payload, target, wait_ns, extension, operations)
 
+    def recv_into_given(
+        self, buffer: Any, nbytes: int = 0, flags: int = 0
+    ) -> tuple[memoryview, int, int]:
+        """Return the bytes to fill and flags, as `Socket.recv_into`; the module calls it."""
+        return writable(buffer, nbytes, "recv_into"), 0, index(flags) & _FLAGS
+
     def resolve(self, peer: IPAddress) -> None:
         """Have the control plane make a route to a peer."""
         self.plane.resolve(self, peer)
@@ -354,6 +362,10 @@ class Mailbox(urds_native.Mailbox):
         if linger_ns is not None:
             for path in self.plane.external_paths_of(self.local):
                 path.transport.cancel(self, None)
+
+
+# A TypeError about arguments names the call of a socket.
+Mailbox.recv_into_given.__qualname__ = "Socket.recv_into"
 
 
 class Plane(urds_native.Plane):
