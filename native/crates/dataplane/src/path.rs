@@ -624,9 +624,16 @@ impl Plane {
     }
 
     /// Hold new messages until `other` has delivered its queue; `None`: until released.
+    ///
+    /// While sockets are restored, until every path that sockets of this one may have had before has
+    /// delivered what it sent: see `restore`.
     pub fn hold_behind(&self, path: PathId, other: Option<PathId>) {
         {
             let mut state = self.lock();
+            if other.is_some() && state.holds_moved() {
+                state.hold_behind_earlier(path);
+                return;
+            }
             let fence = other
                 .and_then(|other| state.paths.get_mut(other))
                 .map(|other| {

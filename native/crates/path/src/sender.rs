@@ -268,6 +268,19 @@ impl Sender {
         fence
     }
 
+    /// Put a fence behind every message with a number, those that are still to be taken over too.
+    ///
+    /// It opens no sooner than after `end_take_over`.
+    pub fn fence_behind_sent(&mut self, fence: Fence) {
+        let last = self.sequence_next.wrapping_sub(1);
+        self.fences.push((fence, Some(last)));
+    }
+
+    /// Every message of before is taken over.
+    pub fn end_take_over(&mut self) {
+        self.open_fences();
+    }
+
     /// Whether new messages wait for another path's fence.
     pub fn is_gated(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())

@@ -20,13 +20,14 @@ use urds_channel::journal::Intent;
 use urds_channel::path_journal::{self, PathJournal, PathName, PeerNumbers};
 use urds_channel::socket_memory::Held;
 use urds_channel::socket_memory::layout::ROUTES;
-use urds_path::{Address, Message, Owner, Received};
+use urds_path::{Address, Fence, Message, Owner, Received};
 
 use super::send::{extension_of, payload_on};
 use super::steps::{self, Rule, Step};
 use super::{address_of, congestion::of_system, name_of};
 use crate::errors::Rejected;
 use crate::events::Event;
+use crate::path::StreamPath;
 use crate::plane::Plane;
 use crate::state::{MailboxId, PathId, State};
 use crate::sys::descriptor::Descriptor;
@@ -157,6 +158,10 @@ impl Plane {
                 numbers.is_restoring = false;
             }
             state.finish_loop_intents();
+            for (_, path) in state.paths.iter_mut() {
+                path.core.sender.end_take_over();
+                path.core.request_ack();
+            }
             for mailbox in state.mailboxes.ids() {
                 if state.attached_mut(mailbox).is_some() {
                     state.serve_soon(mailbox);
@@ -200,6 +205,44 @@ impl State {
     pub(crate) fn is_restoring(&self) -> bool {
         let numbers = self.attached.numbers.as_ref();
         numbers.is_some_and(|numbers| numbers.is_restoring && steps::holds(Rule::HoldStreams))
+    }
+
+    /// Return whether a new path waits for what its sockets sent before.
+    pub(crate) fn holds_moved(&self) -> bool {
+        self.is_restoring() && steps::holds(Rule::HoldMoved)
+    }
+
+    /// Hold a path's new messages back until what its sockets sent over their earlier paths is
+    /// acknowledged: the worker before may have ended while they moved.
+    ///
+    /// These are the paths that its sockets had when there were fewer, as there may have been.
+    pub(crate) fn hold_behind_earlier(&mut self, id: PathId) {
+        let Some(path) = self.paths.get(id) else {
+            return;
+        };
+        let (local, peer, index) = (path.local, path.peer, path.index);
+        let earlier: HashSet<u32> = (0..u32::BITS)
+            .map(|bits| index & ((1 << bits) - 1))
+            .filter(|&other| other != index)
+            .collect();
+        let is_earlier = |path: &StreamPath| {
+            path.local == local && path.peer == peer && earlier.contains(&path.index)
+        };
+        let count = self.paths.iter_mut().filter(|(_, one)| is_earlier(one));
+        let fence = Fence::on_paths(u32::try_from(count.count()).unwrap_or(1));
+        for (_, other) in self.paths.iter_mut() {
+            if is_earlier(other) {
+                other.dependents.push(id);
+                other.core.sender.fence_behind_sent(fence.clone());
+            }
+        }
+        if let Some(path) = self
+            .paths
+            .get_mut(id)
+            .filter(|_| steps::holds(Rule::HoldMoved))
+        {
+            path.core.hold_behind(fence);
+        }
     }
 
     /// Have a new path go on where one of an earlier worker ended, and be noted from now on.

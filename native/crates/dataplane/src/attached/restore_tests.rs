@@ -11,6 +11,7 @@ use super::steps::{BROKEN, KILL_AT, Rule, Step};
 use super::tests::Client;
 use crate::attached::Event;
 use crate::mailbox::Route;
+use crate::state::PathId;
 use crate::world::{MS, PEER_PORT, PORT, Remote, World, acknowledgement, address};
 
 /// End a worker as a kill does: nothing of it runs any more, and its memory stays.
@@ -167,6 +168,76 @@ fn the_next_worker_is_told_how_many_paths_there_were() {
     world.plane.path(local, peer, 3, 1);
     let world = next_world(kill(world));
     assert_eq!(world.plane.npaths_before(), [(local, peer, 4)]);
+}
+
+fn four_paths(world: &World) -> Vec<PathId> {
+    let make = |index| world.plane.path(address(1), address(2), index, 1);
+    (0..4).map(make).collect()
+}
+
+/// Hold the paths of a fan-out behind the one of before.
+fn fan_out(world: &World, paths: &[PathId], before: PathId) {
+    for &path in &paths[1..] {
+        if path != before {
+            world.plane.hold_behind(path, None);
+            world.plane.hold_behind(path, Some(before));
+        }
+    }
+}
+
+/// End a worker just after a socket moved from a path to another one, before anything is
+/// acknowledged; return what the next worker sends on the socket's path, before that and after.
+fn killed_in_fan_out(index_before: usize) -> (Vec<u8>, Vec<u8>) {
+    let first_bytes = |remote: &mut Remote| -> Vec<u8> {
+        sent(remote).iter().map(|(_, payload)| payload[0]).collect()
+    };
+    let world = World::bare();
+    world.plane.path_journal().unwrap();
+    let paths = four_paths(&world);
+    let before = paths[index_before];
+    let world = world.with_path(before);
+    let mut client = Client::new(&world, 1, PORT);
+    let mut remote = connect(&world);
+    let to = client.route(2, Route::Stream(before));
+    for number in 1..=2u8 {
+        client.send(to, PEER_PORT, &[number]).unwrap();
+    }
+    world.progress(0);
+    assert_eq!(first_bytes(&mut remote), [1, 2]);
+    fan_out(&world, &paths, before);
+    client.route(2, Route::Stream(paths[3]));
+    client.send(to, PEER_PORT, &[3]).unwrap();
+    world.progress(0);
+
+    let world = next_world(kill(world));
+    let paths = four_paths(&world);
+    fan_out(&world, &paths, paths[0]);
+    client.move_to(&world);
+    client.route(2, Route::Stream(paths[3]));
+    let world = world.with_path(paths[3]);
+    let mut moved = connect(&world);
+    let world = world.with_path(paths[index_before]);
+    let mut remote = connect(&world);
+    world.plane.finish_restore();
+    world.progress(0);
+    assert_eq!(first_bytes(&mut remote), [1, 2]);
+    let early = first_bytes(&mut moved);
+    remote.say(acknowledgement(2), b"");
+    world.progress(0);
+    world.progress(0);
+    (early, first_bytes(&mut moved))
+}
+
+#[test]
+fn a_kill_in_a_fan_out_has_no_message_overtake_those_of_the_path_before() {
+    for index_before in [0, 1] {
+        let none: Vec<u8> = Vec::new();
+        assert_eq!(killed_in_fan_out(index_before), (none.clone(), vec![3]));
+        BROKEN.set(Some(Rule::HoldMoved));
+        let found = killed_in_fan_out(index_before);
+        BROKEN.set(None);
+        assert_eq!(found, (vec![3], none), "it is felt");
+    }
 }
 
 #[test]

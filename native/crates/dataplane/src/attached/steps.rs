@@ -41,6 +41,8 @@ pub(crate) enum Rule {
     ShowUnread,
     /// Nothing is read while sockets are restored.
     HoldStreams,
+    /// New messages of sockets that changed their path wait for those with numbers.
+    HoldMoved,
 }
 
 #[cfg(not(test))]
