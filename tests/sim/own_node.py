@@ -405,15 +405,28 @@ class OwnNode:
                     path.core.receiver.generations.generation = generation
             case events.FanOut(_, count):
                 self._fan_out(count)
+            case events.FanIn(_, count):
+                self._fan_in(count)
 
     def _fan_out(self, count: int) -> None:
-        for index in range(len(self.paths), count):
+        before = len(self.paths)
+        for index in range(before, count):
             path = self._new_path(index)
-            path.core.hold_behind(self.paths[0].core.sender.fence())
+            path.core.hold_behind(self.paths[index & (before - 1)].core.sender.fence())
             self.paths.append(path)
             if self._agreed is not None:
                 path.core.agree(ack_mode=self._agreed[0], checksum=self._agreed[1])
-        self.npaths = count
+        self.npaths = max(self.npaths, count)
+
+    def _fan_in(self, count: int) -> None:
+        closed, self.paths[count:] = self.paths[count:], []
+        self.npaths = min(self.npaths, count)
+        for path in closed:
+            self.flows.note_dropped(self.life, path.core.sender.drop_all())
+            if path.socket is not None:
+                socket = path.socket
+                self._release_stream(path)
+                socket.close()
 
     def _attach(self, path: Path, socket: Socket, hold: events.Hold, probe: bytes | None) -> None:
         self._detach(path)

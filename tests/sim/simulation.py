@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from types import MappingProxyType
 
@@ -21,13 +21,14 @@ class Simulation:
     """Two nodes; `restarts` tells which of them may restart, `kernels` which are kernels.
 
     With `clocks_set` each life has a clock of its own, so that many begin before the one before.
+    Of several `npaths` each life has one.
     """
 
     def __init__(
         self,
         seed: int,
         *,
-        npaths: int = 1,
+        npaths: int | Sequence[int] = 1,
         restarts: tuple[IPv4Address, ...] = (),
         kernels: Mapping[IPv4Address, int] = MappingProxyType({}),
         rounds: int = 40,
@@ -38,7 +39,7 @@ class Simulation:
         self.random = self.world.random
         self.network = Network(self.world)
         self.flows = Flows(seed)
-        self.npaths = npaths
+        self.npaths = [npaths] if isinstance(npaths, int) else npaths
         self.rounds = rounds
         self.restarted = 0
         self.restarts = restarts
@@ -57,10 +58,13 @@ class Simulation:
             flows,
             local,
             peer,
-            npaths=self.npaths,
+            npaths=self._draw_npaths(),
             generation=generation,
             clock_ahead_ms=ahead_ms,
         )
+
+    def _draw_npaths(self) -> int:
+        return self.npaths[0] if len(self.npaths) == 1 else self.random.choice(self.npaths)
 
     def run(self) -> None:
         """Disturb for a while, heal, and judge."""

@@ -222,6 +222,11 @@ BROKEN = [
         MANY_RESTARTS,
     ),
     Broken(
+        "a node with one path takes no stream of another",
+        instead(TcpStreams, "_is_placed", lambda *_: True),
+        {"npaths": (1, 2, 8), **CLOCKS_SET},
+    ),
+    Broken(
         "a report about an earlier stream is ignored",
         instead(TcpPeer, "_current", _any_stream_will_do),
         {"npaths": 2, "restarts": (LOW, HIGH)},

@@ -31,6 +31,13 @@ def test_between_own_nodes_whose_clocks_are_set_at_restarts(seed: int) -> None:
     Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH), clocks_set=True).run()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_between_own_nodes_whose_counts_of_paths_change_with_restarts(seed: int) -> None:
+    """Either side restarts with fewer paths or more, while a stream may be dead without a word."""
+    clocks_set = bool(seed % 2)
+    Simulation(seed, npaths=(1, 2, 8), restarts=(LOW, HIGH), clocks_set=clocks_set).run()
+
+
 @pytest.mark.parametrize("release", [6, 7])
 @pytest.mark.parametrize("kernel", [LOW, HIGH], ids=["lower", "higher"])
 @pytest.mark.parametrize("seed", SEEDS)

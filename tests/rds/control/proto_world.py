@@ -177,7 +177,10 @@ class Node:
             case Release(peer, index):
                 self._unhold(self.attached[peer, index])
             case ProbeDeadStream(peer, index):
-                self._send(self.attached[peer, index], Frame(), past_hold=True)
+                end = self.attached[peer, index]
+                self._send(end, Frame(), past_hold=True)
+                if end.twin is not None and not end.twin.open:  # its host answers with a reset
+                    self.world.after(2 * self.world.latency_ns, lambda: self._ended(end))
             case FanIn(peer, count):
                 for key in [key for key in self._attachments if key[0] == peer and key[1] >= count]:
                     del self._attachments[key]
@@ -282,7 +285,7 @@ class Node:
         if end.frames == 1:
             if end.held is Hold.FIRST_FRAME:
                 self._unhold(end)
-            connection.handle_first_frame(end.index, end.attachment, now_ns)
+            connection.handle_first_frame(end.index, end.attachment, now_ns, generation_told=True)
             self.act()
         if frame.source_port is not None and end.index is not None:
             connection.handle_control(

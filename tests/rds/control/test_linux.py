@@ -108,15 +108,24 @@ def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
     core.handle_wanted(0, 0)
     assert actions(core) == [RequestCallBack(LOW)]
     core.handle_call_back_requested(0)
-    core.handle_accepted(1, 40001, 0)
+    core.handle_accepted(1, 40000, 0)
     assert actions(core) == [Attach(LOW, 0, 1, Hold.NOTHING, PROBE)]
     assert core.poll_timeout() is None, "no more requests a call-back"
+
+
+def test_a_stream_that_may_be_of_another_path_waits_for_the_first_frame() -> None:
+    """A kernel's ports tell no path; of a urds node it is the stream of a path that is not here."""
+    core = connection(lower=False)
+    core.handle_accepted(1, 40001, 0)
+    assert actions(core) == [Attach(LOW, 0, 1, Hold.HELLO, PROBE)]
+    first_frame(core, 0, 0)
+    assert actions(core) == [Release(LOW, 0, None)]
 
 
 @pytest.mark.parametrize("npaths", [1, 8])
 def test_the_probe_of_a_unknown_peer_has_the_mark_and_no_generation(npaths: int) -> None:
     core = connection(lower=False, npaths=npaths)
-    core.handle_accepted(1, 40001, 0)
+    core.handle_accepted(1, 40000, 0)
     attach, *controls = actions(core)
     assert isinstance(attach, Attach)
     (probe,) = [attach.probe] if attach.probe else [one.extension for one in controls]

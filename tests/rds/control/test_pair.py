@@ -205,6 +205,34 @@ def test_a_stream_of_another_path_does_not_stay_on_path_0() -> None:
     assert len(low.attached) == 2
 
 
+@pytest.mark.parametrize("npaths", [1, 2])
+@pytest.mark.parametrize("is_met", [False, True])
+@pytest.mark.parametrize("first", [3, 5])
+def test_a_stream_of_a_path_that_is_not_there_stays_on_none(
+    npaths: int, first: int, is_met: bool
+) -> None:
+    """The peer's host died without a word, and its successor has fewer paths.
+
+    `is_met`: that knows already that the peer is a urds node.
+    """
+    world, low, high = pair(8, 8)
+    low.want(HIGH)
+    world.run(SECOND)
+    high.alive = False
+    for end in high.attached.values():
+        end.open = False
+    new = Node(world, HIGH, generation=300, npaths=npaths)
+    if is_met:
+        low.reset(HIGH, 0)
+        world.run(SECOND)
+        new.reset(LOW, 0)
+    low.reset(HIGH, first)
+    world.run(SECOND)
+    assert paths_match(low, new), "`Node` looks at each release"
+    assert len(low.attached) == npaths
+    assert not new.endpoint.stats.takeovers_refused
+
+
 def test_streams_to_the_old_life_are_dropped_when_the_new_one_shows() -> None:
     """The peer's host died without a word; path 0 notices first."""
     world, low, high = pair(2, 2)

@@ -125,9 +125,11 @@ class Handshakes:
         """Return the probe that goes with a new stream to a peer not known, ahead of all new.
 
         Behind that, a stream that is cut early would carry none, and the next one begins with
-        retransmissions. A held path takes only a hello, which `greet` sends.
+        retransmissions. A path that is held to its first hello takes only that, which `greet`
+        sends; one that may have sent on earlier streams needs a number.
         """
-        if path.held or self.facts.kind is not PeerKind.UNKNOWN:
+        takes_hello = path.held and (self._context.lower or self._context.settings.npaths > 1)
+        if takes_hello or self.facts.kind is not PeerKind.UNKNOWN:
             return None
         path.probe_sent = True
         self._context.stats.probes += 1
@@ -139,8 +141,8 @@ class Handshakes:
             self._context.stats.hellos += 1
             path.hello_sent = True
             self._send(path, PROBE_PORT, PING_PORT, self._ours(generation=True), hello=True)
-        elif self.facts.kind is PeerKind.UNKNOWN:
-            self.probe(path)
+        elif self.facts.kind is not PeerKind.LINUX:
+            self.probe(path)  # a urds node is not introduced by it: the stream may be misplaced
         elif path.held:
             self.await_answer(path, now_ns)
 

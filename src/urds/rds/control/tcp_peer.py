@@ -232,6 +232,8 @@ class TcpPeer:
             if path.held:
                 path.timers.set(TimerKind.ANSWER, now_ns + self.settings.hello_wait_ns)
         elif self.facts.kind is PeerKind.UNKNOWN:
+            if self.settings.npaths == 1 and not generation_told:
+                self._handshakes.release(path)  # of a kernel: its ports tell no path
             self._handshakes.await_answer(path, now_ns)
         else:
             self._handshakes.release(path)

@@ -5,8 +5,9 @@ handshake tells both sides which path a stream is for. Therefore the higher side
 
 - takes a stream for path 0 until it knows how many paths there are, and parks further streams
   meanwhile;
-- sends nothing to a pending connection before the handshake, except where it has one path only:
-  then there is nothing to mix up;
+- sends nothing to a pending connection before the handshake, except where it has one path only;
+- sends nothing to a pending connection before its first frame if the port is not that of path 0:
+  of a urds node it is the stream of a path that is not here, where this side restarted with fewer;
 - drops a stream that turns out to be on the wrong path, without an answer.
 
 A stream that only a urds node has needs no handshake for that: its source port tells the path. Only
@@ -207,8 +208,10 @@ class TcpStreams:
         is_placed = stream.is_urds and path is not None
         if unclear and not is_placed and self._paths[0].stream is not None:
             self.waiting.park(stream, self._paths[0], now_ns)
-        elif path is None and stream.is_urds:
+        elif path is None and (stream.is_urds or self._peer_kind is PeerKind.URDS):
             self.waiting.refuse_quietly(stream)
+            if not stream.is_urds:  # it may be of a kernel, or of a new start: is path 0 dead?
+                self._connector.probe_dead_stream(self._paths[0])
         elif path is None:
             self.waiting.refuse(stream.number, Reason.NO_FREE_PATH)
             for other in self._paths:  # one of them is dead, or the peer would not reconnect
@@ -221,9 +224,13 @@ class TcpStreams:
 
     def _path_of(self, stream: AcceptedStream) -> TcpPath | None:
         """Return the path of an accepted stream; it may have a stream, then superseded."""
-        if stream.is_urds:
-            index = stream.source_port % PATHS_MAX
-            return self._paths[index] if index < len(self._paths) else None
+        index = stream.source_port % PATHS_MAX
+        if stream.is_urds or self._peer_kind is PeerKind.URDS:
+            if index < len(self._paths):
+                return self._paths[index]
+            # Of a peer that counts more paths, or of a kernel that has the address of a node now.
+            is_free = not stream.is_urds and self._paths[0].stream is None
+            return self._paths[0] if is_free else None
         if len(self._paths) == 1 or self._handshakes.facts.sport_index:
             return self._paths[stream.source_port % len(self._paths)]
         return next((path for path in self._paths if path.stream is None), None)
@@ -266,7 +273,8 @@ class TcpStreams:
         path.suspend_wait(now_ns)
         path.begin_stream(stream.number, stream.source_port, is_urds=stream.is_urds, now_ns=now_ns)
         self._note_streams()
-        path.acquainted = stream.is_urds or self._peer_kind is PeerKind.URDS
+        is_urds = self._peer_kind is PeerKind.URDS
+        path.acquainted = stream.is_urds or (is_urds and self._is_placed(path))
         hold = self._hold_of(path)
         path.held = hold is Hold.HELLO
         probe = self._handshakes.leading_probe(path)
@@ -279,9 +287,14 @@ class TcpStreams:
         if self._context.lower:
             # A kernel's further paths do not always begin with a map: there, time ends the wait.
             return Hold.HELLO if path.index else Hold.FIRST_FRAME
-        if self._peer_kind is PeerKind.UNKNOWN and self._context.settings.npaths > 1:
-            return Hold.HELLO
-        return Hold.NOTHING
+        if self._peer_kind is PeerKind.LINUX:
+            return Hold.NOTHING
+        may_mix = self._context.settings.npaths > 1 or not self._is_placed(path)
+        return Hold.HELLO if may_mix else Hold.NOTHING
+
+    def _is_placed(self, path: TcpPath) -> bool:
+        """Tell whether the path is that of its stream, if the peer is a urds node."""
+        return self._context.lower or path.source_port % PATHS_MAX == path.index
 
     def come_up(self, path: TcpPath, now_ns: int) -> None:
         """Note the first frame on a path's stream."""
@@ -326,12 +339,15 @@ class TcpStreams:
 
     def drop_misplaced(self, path: TcpPath, now_ns: int) -> bool:
         """Drop streams that belong on other paths; tell whether `path` lost its own."""
-        if self._context.lower or len(self._paths) == 1 or not self._handshakes.facts.sport_index:
+        if self._context.lower or not self._handshakes.facts.sport_index:
             return False
+        count = PATHS_MAX if self._peer_kind is PeerKind.URDS else len(self._paths)
         for other in self._paths:
-            if other.stream is not None and other.source_port % len(self._paths) != other.index:
+            if other.stream is not None and other.source_port % count != other.index:
                 self._context.stats.misplaced += 1
                 self.drop(other, now_ns)
+                # Before the peer connects it again: its path 0 may be dead without its knowledge.
+                self._connector.retry_now(other, now_ns)
         return path.stream is None
 
     def drop_pending(self, stream: int, reason: Reason, now_ns: int) -> None:

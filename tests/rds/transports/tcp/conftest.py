@@ -6,6 +6,7 @@ in two network namespaces, those with an even number in one and those with an od
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -22,6 +23,7 @@ from tests.rds.transports.tcp.relay import HIGHER_PORT, LOWER_PORT, Relay
 from tests.support import carriers, places
 from tests.support.carriers import carrier  # noqa: F401 - pytest's
 from urds.rds.constants import RDS_TCP_PORT
+from urds.rds.control.paths import SourcePortRule
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -89,11 +91,18 @@ class Lab:
         self._ending.callback(peer.close)
         return peer
 
-    def connect(self, host: int, target: str) -> socket.socket:
-        """Connect to a node by TCP from any host."""
+    def connect(self, host: int, target: str, rule: SourcePortRule | None = None) -> socket.socket:
+        """Connect to a node by TCP from any host, from the first free port of a rule."""
+        ports = iter([0]) if rule is None else rule.ports(range_low=32768, range_high=60999)
         with self.inside(host):
-            source = (self.address(host), 0)
-            return socket.create_connection((target, RDS_TCP_PORT), 2.0, source)
+            for port in ports:
+                source = (self.address(host), port)
+                try:
+                    return socket.create_connection((target, RDS_TCP_PORT), 2.0, source)
+                except OSError as failure:
+                    if failure.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                        raise
+        raise AssertionError("no port of the rule is free")
 
     def listen(self, host: int, port: int) -> socket.socket:
         """Listen by TCP at a host."""

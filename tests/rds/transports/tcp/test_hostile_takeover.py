@@ -20,6 +20,7 @@ from tests.rds.transports.tcp.faults import reset
 from tests.rds.transports.tcp.frames import emit_frame, emit_map
 from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import Capability
+from urds.rds.control.paths import SourcePortRule
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 VICTIM, PEER = 250, 7  # the higher one accepts
@@ -34,7 +35,7 @@ def steal(lab: Lab, victim: str, generation: int, wait_s: float = 0.3) -> bytes:
     got = b""
     connection: socket.socket | None = None
     with suppress(ConnectionError):
-        connection = lab.connect(PEER, victim)
+        connection = lab.connect(PEER, victim, SourcePortRule(0, generation))
         connection.sendall(emit_map() + emit_frame(source_port=1, extension=extension))
         while select.select([connection], [], [], wait_s)[0]:
             data = connection.recv(1 << 16)
