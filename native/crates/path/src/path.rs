@@ -217,6 +217,19 @@ impl PathCore {
         self.sender.fence = Some(fence);
     }
 
+    /// Put a fence behind every message with a number, those that are still to be taken over too.
+    ///
+    /// It opens no sooner than after `end_take_over`.
+    pub fn fence_behind_sent(&mut self, fence: Fence) {
+        let last = self.sender.sequence_next.wrapping_sub(1);
+        self.sender.fences.push((fence, Some(last)));
+    }
+
+    /// Every message of before is taken over.
+    pub fn end_take_over(&mut self) {
+        self.sender.open_fences();
+    }
+
     /// Whether `poll_transmit` would return bytes, or a write buffer is out.
     pub fn wants_to_write(&self) -> bool {
         if !self.attached {

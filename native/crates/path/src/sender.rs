@@ -126,8 +126,8 @@ pub struct Sender {
     pub lone: bool,
     unacked_packets_left: usize,
     unacked_bytes_left: usize,
-    fences: Vec<(Fence, Option<u64>)>, // number of the last message before it
-    pub(crate) fence: Option<Fence>,   // on another path: it holds new messages back
+    pub(crate) fences: Vec<(Fence, Option<u64>)>, // number of the last message before it
+    pub(crate) fence: Option<Fence>,              // on another path: it holds new messages back
     freed: FreedList,
     idle_calls: u8,
 }
@@ -266,19 +266,6 @@ impl Sender {
         self.fences.push((fence.clone(), None));
         self.open_fences();
         fence
-    }
-
-    /// Put a fence behind every message with a number, those that are still to be taken over too.
-    ///
-    /// It opens no sooner than after `end_take_over`.
-    pub fn fence_behind_sent(&mut self, fence: Fence) {
-        let last = self.sequence_next.wrapping_sub(1);
-        self.fences.push((fence, Some(last)));
-    }
-
-    /// Every message of before is taken over.
-    pub fn end_take_over(&mut self) {
-        self.open_fences();
     }
 
     /// Whether new messages wait for another path's fence.

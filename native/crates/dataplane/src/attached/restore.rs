@@ -159,7 +159,7 @@ impl Plane {
             }
             state.finish_loop_intents();
             for (_, path) in state.paths.iter_mut() {
-                path.core.sender.end_take_over();
+                path.core.end_take_over();
                 path.core.request_ack();
             }
             for mailbox in state.mailboxes.ids() {
@@ -233,7 +233,7 @@ impl State {
         for (_, other) in self.paths.iter_mut() {
             if is_earlier(other) {
                 other.dependents.push(id);
-                other.core.sender.fence_behind_sent(fence.clone());
+                other.core.fence_behind_sent(fence.clone());
             }
         }
         if let Some(path) = self
