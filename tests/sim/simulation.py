@@ -10,6 +10,7 @@ from tests.sim.flows import Flows
 from tests.sim.kernel_node import QUEUE_MAX, KernelNode
 from tests.sim.network import Network
 from tests.sim.own_node import OwnNode
+from tests.sim.thief import Thief
 from tests.sim.world import MS, SECOND, Socket, World
 
 LOW, HIGH = IPv4Address("127.0.0.1"), IPv4Address("127.0.0.2")
@@ -21,7 +22,9 @@ class Simulation:
     """Two nodes; `restarts` tells which of them may restart, `kernels` which are kernels.
 
     With `clocks_set` each life has a clock of its own, so that many begin before the one before.
-    Of several `npaths` each life has one.
+    Of several `npaths` each life has one. With a `thief` the higher node is connected to from the
+    lower one's address while that lives; then nothing takes longer than the higher one waits for
+    an answer, and path 0 is not broken: the first to connect to a path without a stream has it.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Simulation:
         kernels: Mapping[IPv4Address, int] = MappingProxyType({}),
         rounds: int = 40,
         clocks_set: bool = False,
+        thief: bool = False,
     ) -> None:
         self.world = World(seed)
         self.seed = seed
@@ -46,6 +50,8 @@ class Simulation:
         self.kernels = kernels  # address to release
         self.clocks_set = clocks_set
         self.nodes = {LOW: self.new_node(LOW, HIGH), HIGH: self.new_node(HIGH, LOW)}
+        victim = self.nodes[HIGH]
+        self.thief = Thief(victim) if thief and isinstance(victim, OwnNode) else None
 
     def new_node(self, local: IPv4Address, peer: IPv4Address) -> OwnNode | KernelNode:
         generation = self.random.randrange(1, 1 << 32)
@@ -69,7 +75,10 @@ class Simulation:
     def run(self) -> None:
         """Disturb for a while, heal, and judge."""
         for _ in range(self.rounds):
-            self.disturb()
+            if self.thief is None:
+                self.disturb()
+            else:
+                self.steal(self.thief)
             self.use()
             self.world.run(self.world.some(20 * MS))
         self.heal()
@@ -90,6 +99,18 @@ class Simulation:
             node.asleep = not node.asleep
         elif choice < 0.60 and node.local in self.restarts and self.is_old_enough(node):
             self.restart(node.local)
+
+    def steal(self, thief: Thief) -> None:
+        """Have the thief connect once the peer is there, and lose further paths meanwhile."""
+        victim, random = self.nodes[HIGH], self.random
+        assert isinstance(victim, OwnNode)
+        if not victim.paths[0].first_frame_told:
+            return
+        further = [path.socket for path in victim.paths[1:] if path.socket is not None]
+        if further and random.random() < 0.3:
+            random.choice(further).break_stream()
+        for _ in range(random.randrange(3)):
+            thief.connect()
 
     def break_somewhere(self) -> None:
         """Break a stream now, or at one of the bytes to come; perhaps one end hears nothing."""

@@ -227,6 +227,11 @@ BROKEN = [
         {"npaths": (1, 2, 8), **CLOCKS_SET},
     ),
     Broken(
+        "a second stream waits for an answer on the first",
+        instead(TcpStreams, "_needs_liveness_check", lambda *_: False),
+        {"thief": True},
+    ),
+    Broken(
         "a report about an earlier stream is ignored",
         instead(TcpPeer, "_current", _any_stream_will_do),
         {"npaths": 2, "restarts": (LOW, HIGH)},

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, End, Node, World, control
+from tests.rds.control.proto_world import (
+    HIGH,
+    LOW,
+    MS,
+    SECOND,
+    End,
+    Node,
+    World,
+    control,
+    paths_match,
+)
 from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import Attach, Reason, Refuse, Refused, SendControl
 from urds.rds.control.tcp_peer import TcpPeer
@@ -74,7 +84,77 @@ def test_a_peer_keeps_its_stream_while_the_handshake_is_under_way(is_known: bool
     assert (peer.stats.takeovers_refused, peer.stats.superseded) == (1, 0)
 
 
-def _tell(peer: TcpPeer, source_port: int, target_port: int, *, generation: int | None) -> None:
+def _thief_on_path_1(world: World, low: Node, high: Node, generation: int | None = 999) -> None:
+    """Have a thief be faster than the peer, whose stream of path 1 was lost."""
+    low.alive = False
+    high.reset(LOW, 1)
+    end = high.new_end(40_001)
+    high.endpoint.handle_accepted(end.number, LOW, end.source_port, world.now_ns)
+    high.act()
+    peer = high.to(LOW)
+    peer.handle_first_frame(1, peer._paths[1].attachment, world.now_ns, generation_told=True)
+    mark = Mark(Capability.GENERATION_HELLO) if generation else None
+    handshake = Handshake(npaths=2, generation=generation, mark=mark)
+    control(
+        peer,
+        1,
+        acknowledgement=0,
+        source_port=PROBE_PORT,
+        target_port=PING_PORT,
+        extension=emit_handshake(handshake),
+        now_ns=world.now_ns,
+    )
+    high.act()
+
+
+@pytest.mark.parametrize("generation", [None, 999], ids=["kernel", "restarted"])
+def test_a_peer_that_answers_on_another_path_has_not_restarted(generation: int | None) -> None:
+    world, low, high = met(2)
+    _thief_on_path_1(world, low, high, generation)
+    low.alive = True
+    world.run(10 * SECOND)
+    stats = high.to(LOW).stats
+    assert (stats.peer_restarts, stats.takeovers_refused) == (0, 1)
+    assert paths_match(low, high)
+    assert len(high.attached) == 2
+
+
+def test_a_restart_is_believed_when_no_other_path_answers() -> None:
+    """Its host swallowed the ends of the streams that are left."""
+    world, low, high = met(2)
+    _thief_on_path_1(world, low, high)
+    new = Node(world, LOW, generation=999, npaths=2)
+    new.want(HIGH)
+    world.run(QUESTION_NS + SECOND)
+    assert high.to(LOW).stats.peer_restarts == 1
+    assert high.to(LOW).stats.takeovers_refused == 0
+    assert paths_match(new, high)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_answer_to_what_greeted_the_peer_does_not_tell(is_there: bool) -> None:
+    """It may have lost the stream since it sent that, and is the one that connects again."""
+    world, low, high = met()
+    high.to(LOW)._paths[0].answered = False
+    if not is_there:
+        low.close(low.attached[HIGH, 0], silent=True)
+    newer = second(high)
+    _tell(high.to(LOW), PING_PORT, PROBE_PORT, generation=100, now_ns=world.now_ns)
+    high.act()
+    assert high.seen(Refuse) == []
+    world.run(2 * QUESTION_NS)
+    assert (Refuse(LOW, newer.number) in high.seen(Refuse)) is is_there
+    assert [one.stream for one in high.seen(Attach)][:1] == ([] if is_there else [newer.number])
+
+
+def _tell(
+    peer: TcpPeer,
+    source_port: int,
+    target_port: int,
+    *,
+    generation: int | None,
+    now_ns: int = SECOND,
+) -> None:
     handshake = Handshake(npaths=1, generation=generation, mark=Mark(Capability.GENERATION_HELLO))
     control(
         peer,
@@ -83,7 +163,7 @@ def _tell(peer: TcpPeer, source_port: int, target_port: int, *, generation: int 
         source_port=source_port,
         target_port=target_port,
         extension=emit_handshake(handshake),
-        now_ns=SECOND,
+        now_ns=now_ns,
     )
 
 

@@ -89,6 +89,7 @@ class TcpPath:
     is_urds: bool = False
     acquainted: bool = False  # the peer was known as a urds node when the stream began
     confirmed: bool = False  # the peer showed on this stream that it knows this node
+    answered: bool = False  # an answer to a handshake of this side has come
 
     def move(self, event: PathInput) -> None:
         """Change the state by the table. Raises LocalProtocolError for a missing transition."""
@@ -110,7 +111,7 @@ class TcpPath:
         self.since_ns = now_ns
         self.stream, self.source_port, self.is_urds = stream, source_port, is_urds
         self.hello_sent = self.probe_sent = self.held = False
-        self.acquainted = self.confirmed = False
+        self.acquainted = self.confirmed = self.answered = False
 
     def await_answer(self, wait_ns: int, now_ns: int) -> None:
         """Set when the peer counts as silent: in `wait_ns`, or what earlier streams left of it."""

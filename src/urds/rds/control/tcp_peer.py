@@ -303,8 +303,10 @@ class TcpPeer:
         if (source_port if is_ping else target_port) == PROBE_PORT:
             self.stats.handshakes += 1
             handshake = parse_handshake(extension)
-            if not is_ping and path.confirmed:
-                self._streams.waiting.handle_answer(path, now_ns)
+            if not is_ping:
+                self._streams.handle_answer(path, now_ns)
+            if self._has_to_ask_elsewhere(path, handshake, now_ns):
+                return
             self._learn(path, handshake, now_ns)
             if not self._streams.drop_misplaced(path, now_ns):
                 self._react(path, handshake, is_ping, acknowledgement, now_ns)
@@ -333,11 +335,26 @@ class TcpPeer:
         elif kind is TimerKind.GIVE_UP:
             self._connector.give_up(path, now_ns)
         elif kind is TimerKind.LIVENESS:
-            self._streams.attach_second(path, now_ns)
+            self._streams.handle_no_answer(path, now_ns)
         else:
             self._handle_silence(path, now_ns)
 
     # -- handshakes
+
+    def _has_to_ask_elsewhere(self, path: TcpPath, handshake: Handshake, now_ns: int) -> bool:
+        """Ask a peer over its other paths whether it restarted; the stream that says so is dropped.
+
+        It may be a thief's, that connected while this path had none. The peer connects again.
+        """
+        if self.lower or not self.facts.is_contradicted_by(handshake):
+            return False
+        is_up = [other for other in self._paths if other.state is PathState.UP]
+        others = [other for other in is_up if other is not path]
+        for other in others:
+            self._streams.ask_elsewhere(other, now_ns)
+        if others:
+            self._streams.drop(path, now_ns)
+        return bool(others)
 
     def _learn(self, path: TcpPath, handshake: Handshake, now_ns: int) -> None:
         """Note the peer's identity. What a restart drops is dropped before anything is released."""
@@ -393,7 +410,7 @@ class TcpPeer:
             return
         path.confirmed = True
         path.end_wait()
-        self._streams.ask_about_second(path)
+        self._streams.ask_about_second(path, now_ns)
         if self.lower and not path.index:
             self._set_npaths()
             self._connector.open_paths(now_ns)

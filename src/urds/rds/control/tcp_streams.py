@@ -66,12 +66,13 @@ class AcceptedStream(NamedTuple):
 class WaitingStreams:
     """The streams of one peer that wait for a path."""
 
-    __slots__ = ("_answered_ns", "_context", "parked", "seconds")
+    __slots__ = ("_answered_ns", "_context", "doubts", "parked", "seconds")
 
     def __init__(self, context: PeerContext) -> None:
         self._context = context
         self.parked: dict[int, AcceptedStream] = {}  # by number, the oldest first
         self.seconds: dict[int, AcceptedStream] = {}  # by the path's index
+        self.doubts: set[int] = set()  # paths asked because of another one's stream, now dropped
         self._answered_ns: dict[int, int] = {}  # by path, when its stream answered last
 
     def __len__(self) -> int:
@@ -120,14 +121,25 @@ class WaitingStreams:
         if now_ns - self._answered_ns.get(path.index, -_ANSWER_HOLDS_NS) < _ANSWER_HOLDS_NS:
             self._refuse_second(path)
             return False
-        path.timers.set(TimerKind.LIVENESS, now_ns + self._context.settings.liveness_wait_ns)
+        self.await_answer(path, now_ns)
         return True
+
+    def await_answer(self, path: TcpPath, now_ns: int) -> None:
+        """Set when the peer counts as gone from the path."""
+        path.timers.set(TimerKind.LIVENESS, now_ns + self._context.settings.liveness_wait_ns)
+
+    def is_asked(self, path: TcpPath) -> bool:
+        """Tell whether the peer is asked over a path, or will be once that is confirmed."""
+        return path.timers.get(TimerKind.LIVENESS) is not None
 
     def handle_answer(self, path: TcpPath, now_ns: int) -> None:
         """Refuse the stream that waited, if one did: the peer is still there."""
+        path.timers.cancel(TimerKind.LIVENESS)
+        if path.index in self.doubts:
+            self.doubts.clear()
+            self._context.refused(Reason.STILL_CONNECTED)
         if path.index in self.seconds:
             self._answered_ns[path.index] = now_ns
-            path.timers.cancel(TimerKind.LIVENESS)
             self._refuse_second(path)
 
     def _refuse_second(self, path: TcpPath) -> None:
@@ -147,6 +159,7 @@ class WaitingStreams:
     def take_second(self, path: TcpPath) -> AcceptedStream | None:
         """Return the stream that waited for the path, which is to get it."""
         path.timers.cancel(TimerKind.LIVENESS)
+        self.doubts.discard(path.index)
         return self.seconds.pop(path.index, None)
 
     def forget_answer(self, path: TcpPath) -> None:
@@ -171,6 +184,7 @@ class WaitingStreams:
             self._context.pending.forget(stream.number)
         self.parked.clear()
         self.seconds.clear()
+        self.doubts.clear()
 
 
 class TcpStreams:
@@ -218,7 +232,7 @@ class TcpStreams:
                 self._connector.probe_dead_stream(other)
         elif self._needs_liveness_check(path):
             if self.waiting.has_to_ask(path, stream, now_ns) and path.confirmed:
-                self._handshakes.probe_liveness(path)
+                self.ask(path, now_ns)
         else:
             self.attach(path, stream, now_ns)
 
@@ -241,14 +255,39 @@ class TcpStreams:
         may_be_urds = self._peer_kind is PeerKind.UNKNOWN and path.generation_told
         return path.state is PathState.UP and (is_urds or may_be_urds)
 
-    def ask_about_second(self, path: TcpPath) -> None:
-        """Ask what a stream waits for that came before the path was confirmed.
+    def ask_about_second(self, path: TcpPath, now_ns: int) -> None:
+        """Ask what a stream waits for, after an answer that may be older than that stream.
 
-        The answer to the probe of the handshake does not tell: the peer may have lost the stream
-        since it sent that.
+        The peer was there a moment ago, so it has the whole time again, once.
         """
-        if path.index in self.waiting.seconds:
-            self._handshakes.probe_liveness(path)
+        if self.waiting.is_asked(path):
+            self.ask(path, now_ns)
+
+    def ask_elsewhere(self, path: TcpPath, now_ns: int) -> None:
+        """Ask the peer over a path because another one's stream says that it restarted."""
+        self.waiting.doubts.add(path.index)
+        self.ask(path, now_ns)
+
+    def ask(self, path: TcpPath, now_ns: int) -> None:
+        """Ask the peer whether it is still there: it answers, or its stream ends in time."""
+        self.waiting.await_answer(path, now_ns)
+        self._handshakes.probe_liveness(path)
+
+    def handle_answer(self, path: TcpPath, now_ns: int) -> None:
+        """Count an answer of the peer; the first on a stream may be to what greeted it there.
+
+        That does not tell: the peer may have lost the stream since it sent that.
+        """
+        is_first, path.answered = not path.answered, True
+        if path.confirmed and is_first:
+            self.ask_about_second(path, now_ns)
+        elif path.confirmed:
+            self.waiting.handle_answer(path, now_ns)
+
+    def handle_no_answer(self, path: TcpPath, now_ns: int) -> None:
+        """Count the peer as gone from a path: it does not answer."""
+        if not self.attach_second(path, now_ns):
+            self.drop(path, now_ns)
 
     def place_parked(self, now_ns: int) -> None:
         """Place the parked streams; where there is one path, the newest supersedes the others."""
