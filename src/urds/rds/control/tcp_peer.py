@@ -305,7 +305,8 @@ class TcpPeer:
             handshake = parse_handshake(extension)
             if not is_ping:
                 self._streams.handle_answer(path, now_ns)
-            if self._has_to_ask_elsewhere(path, handshake, now_ns):
+            is_doubtful = not self.lower and self.facts.is_contradicted_by(handshake)
+            if is_doubtful and self._streams.ask_elsewhere(path, now_ns):
                 return
             self._learn(path, handshake, now_ns)
             if not self._streams.drop_misplaced(path, now_ns):
@@ -340,21 +341,6 @@ class TcpPeer:
             self._handle_silence(path, now_ns)
 
     # -- handshakes
-
-    def _has_to_ask_elsewhere(self, path: TcpPath, handshake: Handshake, now_ns: int) -> bool:
-        """Ask a peer over its other paths whether it restarted; the stream that says so is dropped.
-
-        It may be a thief's, that connected while this path had none. The peer connects again.
-        """
-        if self.lower or not self.facts.is_contradicted_by(handshake):
-            return False
-        is_up = [other for other in self._paths if other.state is PathState.UP]
-        others = [other for other in is_up if other is not path]
-        for other in others:
-            self._streams.ask_elsewhere(other, now_ns)
-        if others:
-            self._streams.drop(path, now_ns)
-        return bool(others)
 
     def _learn(self, path: TcpPath, handshake: Handshake, now_ns: int) -> None:
         """Note the peer's identity. What a restart drops is dropped before anything is released."""

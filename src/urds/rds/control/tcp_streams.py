@@ -263,10 +263,19 @@ class TcpStreams:
         if self.waiting.is_asked(path):
             self.ask(path, now_ns)
 
-    def ask_elsewhere(self, path: TcpPath, now_ns: int) -> None:
-        """Ask the peer over a path because another one's stream says that it restarted."""
-        self.waiting.doubts.add(path.index)
-        self.ask(path, now_ns)
+    def ask_elsewhere(self, path: TcpPath, now_ns: int) -> bool:
+        """Ask a peer over its other paths whether it restarted; the stream that says so is dropped.
+
+        It may be a thief's, that connected while this path had none. The peer connects again.
+        """
+        is_up = [other for other in self._paths if other.state is PathState.UP]
+        others = [other for other in is_up if other is not path]
+        for other in others:
+            self.waiting.doubts.add(other.index)
+            self.ask(other, now_ns)
+        if others:
+            self.drop(path, now_ns)
+        return bool(others)
 
     def ask(self, path: TcpPath, now_ns: int) -> None:
         """Ask the peer whether it is still there: it answers, or its stream ends in time."""
