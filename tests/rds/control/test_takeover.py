@@ -114,7 +114,7 @@ def test_a_peer_that_answers_on_another_path_has_not_restarted(generation: int |
     low.alive = True
     world.run(10 * SECOND)
     stats = high.to(LOW).stats
-    assert (stats.peer_restarts, stats.takeovers_refused) == (0, 1)
+    assert stats.peer_restarts == 0
     assert paths_match(low, high)
     assert len(high.attached) == 2
 

@@ -66,13 +66,12 @@ class AcceptedStream(NamedTuple):
 class WaitingStreams:
     """The streams of one peer that wait for a path."""
 
-    __slots__ = ("_answered_ns", "_context", "doubts", "parked", "seconds")
+    __slots__ = ("_answered_ns", "_context", "parked", "seconds")
 
     def __init__(self, context: PeerContext) -> None:
         self._context = context
         self.parked: dict[int, AcceptedStream] = {}  # by number, the oldest first
         self.seconds: dict[int, AcceptedStream] = {}  # by the path's index
-        self.doubts: set[int] = set()  # paths asked because of another one's stream, now dropped
         self._answered_ns: dict[int, int] = {}  # by path, when its stream answered last
 
     def __len__(self) -> int:
@@ -135,9 +134,6 @@ class WaitingStreams:
     def handle_answer(self, path: TcpPath, now_ns: int) -> None:
         """Refuse the stream that waited, if one did: the peer is still there."""
         path.timers.cancel(TimerKind.LIVENESS)
-        if path.index in self.doubts:
-            self.doubts.clear()
-            self._context.refused(Reason.STILL_CONNECTED)
         if path.index in self.seconds:
             self._answered_ns[path.index] = now_ns
             self._refuse_second(path)
@@ -159,7 +155,6 @@ class WaitingStreams:
     def take_second(self, path: TcpPath) -> AcceptedStream | None:
         """Return the stream that waited for the path, which is to get it."""
         path.timers.cancel(TimerKind.LIVENESS)
-        self.doubts.discard(path.index)
         return self.seconds.pop(path.index, None)
 
     def forget_answer(self, path: TcpPath) -> None:
@@ -184,7 +179,6 @@ class WaitingStreams:
             self._context.pending.forget(stream.number)
         self.parked.clear()
         self.seconds.clear()
-        self.doubts.clear()
 
 
 class TcpStreams:
@@ -271,7 +265,6 @@ class TcpStreams:
         is_up = [other for other in self._paths if other.state is PathState.UP]
         others = [other for other in is_up if other is not path]
         for other in others:
-            self.waiting.doubts.add(other.index)
             self.ask(other, now_ns)
         if others:
             self.drop(path, now_ns)
