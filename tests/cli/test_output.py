@@ -1,14 +1,16 @@
 """Tables align, JSON is JSON, ends become exit codes."""
 
+import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
 from tests.cli.commands import RUN_S_MAX, address, command, environment
-from urds.cli.output import Column, Exit, Output, UsageError, align, guarded
+from urds.cli.output import Column, Exit, Output, UsageError, align, guarded, reason_of
 from urds.common.errors import SettingError
 
 
@@ -148,3 +150,12 @@ def test_a_stream_that_the_caller_closed_is_no_traceback(arguments: str, closed:
     assert done.returncode == (0 if words[0] == "config" else 1)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_the_reason_of_a_failure_has_its_file_and_what_to_do_without_descriptors() -> None:
+    absent = FileNotFoundError(errno.ENOENT, "No such file or directory", "/absent/urds-verbs")
+    assert reason_of(absent) == "/absent/urds-verbs: No such file or directory"
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = f"Too many open files, at most {limit}: raise the limit by `ulimit -n`"
+    assert reason_of(OSError(errno.EMFILE, os.strerror(errno.EMFILE))) == said
+    assert reason_of(OSError(errno.EMFILE, "user 7 has 9 sockets")) == "user 7 has 9 sockets"

@@ -7,8 +7,10 @@ NO_COLOR. A pipe gets plain lines, each flushed, so that the next program sees i
 from __future__ import annotations
 
 import _thread
+import errno
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -75,9 +77,20 @@ def guarded(name: str, run: Callable[[], Exit]) -> Exit:
         complain(name, str(wrong))
         return Exit.USAGE
     except OSError as failure:
-        complain(name, failure.strerror or str(failure))
+        complain(name, reason_of(failure))
         return Exit.FAILED
     return interrupted() if code is Exit.INTERRUPTED else code
+
+
+def reason_of(failure: OSError) -> str:
+    """Return why a call failed, in one line: with its file, and with the limit of descriptors."""
+    text = failure.strerror or str(failure)
+    if failure.filename is not None:
+        text = f"{os.fsdecode(failure.filename)}: {text}"
+    if failure.strerror == os.strerror(errno.EMFILE):  # a quota of a node says more itself
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        text += f", at most {limit}: raise the limit by `ulimit -n`"
+    return text
 
 
 @contextmanager

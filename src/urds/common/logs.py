@@ -70,8 +70,12 @@ class _Line:
     problem: BaseException | None
 
     def emit(self) -> None:
-        from logging import getLogger
-
+        try:
+            from logging import getLogger
+        except (OSError, ImportError):  # no descriptor to load it: as it does without a handler
+            if sys.stderr is not None:
+                sys.stderr.write(self.text % self.arguments + "\n")
+            return
         getLogger(self.name).log(self.level, self.text, *self.arguments, exc_info=self.problem)
 
 

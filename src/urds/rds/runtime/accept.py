@@ -99,7 +99,9 @@ class Acceptor:
         for _ in range(_ACCEPTS_PER_PASS):
             try:
                 accepted = tcp.accept(host.listener, self._driver.tcp)
-            except OSError:
+            except OSError as failure:
+                text = "no connection to %s can be accepted now: %s"
+                self._driver.log.warning_once(text, host.address, failure.strerror)
                 host.listen_at_ns = now_ns() + _EXHAUSTED_PAUSE_NS
                 return
             if accepted is None:

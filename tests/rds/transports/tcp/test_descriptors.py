@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
+import subprocess
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.processes import NodeProcess
 from tests.rds.transports.tcp.test_hostile_floods import peers, talk
+from tests.support.children import Child
 from tests.support.waiting import wait_until
 from urds.rds.runtime.connect import Streams
 from urds.rds.transports.tcp import TcpStream
@@ -20,6 +23,30 @@ pytestmark = pytest.mark.loopback_only("the peers have a hundred addresses of 12
 LIMIT = 128
 CONNECTED_MAX = LIMIT // 2
 COMERS = 100
+# No call makes a descriptor any more, and nothing has loaded `logging`.
+WITHOUT_DESCRIPTORS = """
+import resource, sys, urds
+sock = urds.Socket()
+sock.bind((sys.argv[1], 4000))
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+print("bound", "logging" in sys.modules, flush=True)
+sys.stdin.readline()
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+print(sock.recv(100), flush=True)
+"""
+# No call makes a descriptor until the limit is there again; nothing has loaded `logging`.
+WITHOUT_DESCRIPTORS = """
+import resource, sys, urds
+sock = urds.Socket()
+sock.bind((sys.argv[1], 4000))
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+print("logging" in sys.modules, flush=True)
+sys.stdin.readline()
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+print(sock.recv(100), flush=True)
+"""
 LIMITED = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")
 
 
@@ -46,6 +73,22 @@ def test_half_of_the_descriptors_stay_the_programs(lab: Lab) -> None:
             assert not neighbour.ask("counters")["downs"], "it has sent messages, so it stays"
     finally:
         node.close()
+
+
+def test_a_process_without_descriptors_says_so_once_and_goes_on(lab: Lab) -> None:
+    """Its peer sees a connection that nothing answers; why, is known here only."""
+    address = lab.address(249)
+    child = Child("-c", WITHOUT_DESCRIPTORS, address, errors=subprocess.STDOUT)
+    try:
+        assert child.hear() == "False"
+        lab.node(2).send(b"waiting", address)
+        said = child.hear()
+        assert said == f"no connection to {address} can be accepted now: Too many open files"
+        time.sleep(0.3)  # it tries three times more
+        child.say()
+        assert child.hear() == "b'waiting'"
+    finally:
+        child.close()
 
 
 def test_bytes_not_read_yet_keep_a_stream() -> None:
