@@ -266,3 +266,10 @@ def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert default_directory() == Path(f"/tmp/urds-{os.geteuid()}")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_directory() == Path(f"/tmp/urds-{os.geteuid()}")
+
+
+def test_a_folder_that_cannot_be_had_is_told_with_what_chose_it(place: Path) -> None:
+    """As after `su`, where the variable names the session of another user."""
+    with pytest.raises(FileNotFoundError, match="have XDG_RUNTIME_DIR name a folder") as refused:
+        Rendezvous(GID_A, place / "absent" / "urds-verbs")
+    assert refused.value.filename == str(place / "absent" / "urds-verbs")

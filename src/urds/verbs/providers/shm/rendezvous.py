@@ -52,8 +52,13 @@ def open_directory(path: Path) -> int:
 
     A link, another owner or any right for others would admit other users.
     """
-    with suppress(FileExistsError):
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as failure:  # as after `su`, or in a container: the session is another one's
+        text = f"{failure.strerror}: have {DIRECTORY_VARIABLE} name a folder of this user, or none"
+        raise OSError(failure.errno, text, str(path)) from None
     try:
         descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
