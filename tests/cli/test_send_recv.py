@@ -92,6 +92,12 @@ def test_messages_without_an_acknowledgement_are_exit_code_1() -> None:
     assert re.fullmatch(said, done.stderr)
 
 
+def test_a_v4_mapped_address_is_the_ipv4_one() -> None:
+    done = urds("send", "-w", "0.2", "-I", HERE, f"::ffff:{THERE}", "4000", "x")
+    assert f" to {THERE}:4000: 1 sent" in done.out
+    assert "refused" in done.err
+
+
 def test_a_refused_message_leaves_those_before_it_on_their_way() -> None:
     with started("recv", "-c", "1", "-w", "20", THERE, "4000") as receiver:
         done = send("-w", "20", text=b"a\n" + bytes(9 << 20) + b"\nc\n")

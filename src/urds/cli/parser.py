@@ -192,12 +192,13 @@ def check_settings(name: str) -> None:
 def find_address(text: str) -> IPAddress:
     """Return a literal address, or the first one that the resolver returns for a name, IPv4 first.
 
-    Raises UsageError for an unknown name.
+    A v4-mapped one is IPv4, as everywhere in RDS. Raises UsageError for an unknown name.
     """
     import socket
 
     with suppress(ValueError):
-        return ip_address(text)
+        address = ip_address(text)
+        return getattr(address, "ipv4_mapped", None) or address
     try:
         found = socket.getaddrinfo(text, None, type=socket.SOCK_DGRAM)
     except OSError as failure:
