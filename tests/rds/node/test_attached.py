@@ -231,7 +231,7 @@ def test_after_the_end_of_its_node_a_socket_says_which_one_and_what_to_do() -> N
             with pytest.raises(OSError, match=advice) as ended:
                 wait_until(call)
             assert ended.value.errno == errno.EIO, ended.value
-        missing = f"no node at {backend.place}: start one with `urds node`"
+        missing = f"no node at {backend.place}: start one with `urds node --socket {backend.place}`"
         with pytest.raises(OSError, match=missing):
             bound(backend, 2)
         assert name == sock.getsockname()

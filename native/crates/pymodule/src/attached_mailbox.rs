@@ -99,7 +99,7 @@ fn of_node(py: Python<'_>, errno: i32, place: &[u8]) -> PyErr {
         ),
         ENOENT | ECONNREFUSED => (
             ErrorReason::System(errno),
-            format!("no node at {place}: start one with `urds node`"),
+            format!("no node at {place}: start one with `urds node --socket {place}`"),
         ),
         EPROTO => (
             ErrorReason::System(errno),
