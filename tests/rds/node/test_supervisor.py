@@ -4,9 +4,12 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from tests.rds.node.stand_in import FORMAT_FILE
 from urds.rds.node import commands
 from urds.rds.node.channel import Channel
 from urds.rds.wire.node import RequestOp
+
+DESCRIPTORS_TOO_FEW = 9  # a node has 7 before it starts its first process
 
 
 def kill_worker(node: Node) -> int:
@@ -193,6 +198,50 @@ def test_an_upgrade_that_fails_leaves_the_worker(start_node: StartNode) -> None:
     told = node.has_told("upgrade-failed")
     assert told is not None
     assert "quota.sockets = 0" in told["reason"]
+
+
+@contextmanager
+def without_descriptors(node: Node) -> Iterator[None]:
+    """Have the supervisor get no more descriptors meanwhile, so it can start no process."""
+    before = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (5, before[1]))
+    yield
+    resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_an_upgrade_without_descriptors_fails_and_leaves_the_worker(start_node: StartNode) -> None:
+    node = start_node()
+    end, before = node.open(), node.status()
+    reason = "the old worker serves: no fork server can start: Too many open files"
+    with without_descriptors(node), pytest.raises(OSError, match=reason):
+        commands.upgrade(node.place)
+    assert node.ask(RequestOp.FIND, end)
+    assert node.status()["worker"] == before["worker"]
+    commands.upgrade(node.place)
+    assert node.ask(RequestOp.FIND, end)
+
+
+def test_a_fork_server_that_cannot_be_replaced_is_tried_again(start_node: StartNode) -> None:
+    node = start_node()
+    end, before = node.open(), node.status()
+    with without_descriptors(node):
+        os.kill(before["fork_server"], signal.SIGKILL)
+        wait_until(lambda: len(node.events("fork-server-ended")) >= 2)
+    told = node.has_told("fork-server-ended")
+    assert told["reason"] == "no fork server can start: Too many open files"
+    wait_until(lambda: len(node.events("fork-server-started")) == 2)
+    assert node.ask(RequestOp.FIND, end)
+    kill_worker(node)
+    assert node.ask(RequestOp.FIND, end)
+
+
+def test_a_node_that_cannot_begin_leaves_no_socket(start_node: StartNode) -> None:
+    limited = ("sh", "-c", f'ulimit -n {DESCRIPTORS_TOO_FEW}; exec "$@"', "sh")
+    node = start_node(waits=False, prefix=limited)
+    assert node.process.wait(WAIT_S) == 1
+    reason = "no fork server can start: Too many open files"
+    assert node.has_told("node-stopped")["reason"] == reason
+    assert not Path(node.place).exists()
 
 
 def node_with_format(start_node: StartNode, tmp_path: Path) -> tuple[Node, Path]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from urds.common.records import field, record, replace
@@ -62,18 +62,23 @@ class ForkServerProcess:
 
     def __init__(self, arguments: Sequence[str], plan: Plan, listener: socket.socket) -> None:
         """Start it, as a new program with these arguments of Python. Raises OSError."""
-        self.channel, other = Channel.pair()
-        with other:
-            passed = listener.fileno(), other.fileno()
-            text = replace(plan, listener=passed[0], channel=passed[1]).text()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", *arguments, text],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-            )
-        self.pid = self._process.pid
-        self.watch = os.pidfd_open(self.pid)
+        with ExitStack() as undo:
+            self.channel, other = Channel.pair()
+            undo.callback(self.channel.close)
+            with other:
+                passed = listener.fileno(), other.fileno()
+                text = replace(plan, listener=passed[0], channel=passed[1]).text()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", *arguments, text],
+                    pass_fds=passed,
+                    stdin=subprocess.DEVNULL,
+                    env=child_environment(),
+                )
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self.pid = self._process.pid
+            self.watch = os.pidfd_open(self.pid)
+            undo.pop_all()
         self.started_s = time.monotonic()
         self.is_ready = False
         self.failure = ""  # why it cannot start, as it says

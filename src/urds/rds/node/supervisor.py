@@ -116,13 +116,20 @@ class Supervisor:
         if self._stop_reason:
             return
         if self._server is None and self._server_at_s <= now_s:
-            self._server = self._start_server()
+            try:
+                self._server = self._start_server()
+            except OSError as failure:  # no descriptor, process or memory for it now
+                if not self._has_served:
+                    self._stop(_unstarted(failure), EXIT_FAILED)
+                    return
+                self._pause_server(0, _unstarted(failure), now_s)
         if self._child is None and self._start_at_s <= now_s:
             self._child = self._fork(self._server)
         if self._next is None:
             self._next = self._fork(self._next_server)
 
     def _start_server(self) -> ForkServerProcess:
+        """Start a fork server. Raises OSError, which must not end a node that serves."""
         server = ForkServerProcess(self._arguments, self._plan, self._listener)
         tell(self._log, NodeEvent.FORK_SERVER_STARTED, server.pid)
         return server
@@ -167,7 +174,10 @@ class Supervisor:
     def _upgrade(self) -> None:
         if self._next_server is None and not self._stop_reason:
             self._upgrade_error = ""
-            self._next_server = self._start_server()
+            try:
+                self._next_server = self._start_server()
+            except OSError as failure:
+                self._fail_upgrade(_unstarted(failure))
 
     def _fail_upgrade(self, reason: str) -> None:
         self._upgrade_error = reason
@@ -243,16 +253,19 @@ class Supervisor:
         if self._child is not None:
             if now_s - server.started_s > _SERVER_PAUSE_MAX_S:
                 self._server_pause_s = 0.0
-            pause_s = max(_PAUSE_FIRST_S, 2 * self._server_pause_s)
-            self._server_pause_s = min(pause_s, _SERVER_PAUSE_MAX_S)
-            self._server_at_s = now_s + self._server_pause_s
-            values = server.pid, server.failure or _shown(status), self._server_pause_s
-            tell(self._log, NodeEvent.FORK_SERVER_ENDED, *values)
-            self._tell_facts()
+            self._pause_server(server.pid, server.failure or _shown(status), now_s)
         elif status == EXIT_USAGE and not self._has_served:
             self._stop("the worker cannot start", EXIT_USAGE)
         else:
             self._count_death(server.pid, status, now_s)
+
+    def _pause_server(self, pid: int, reason: str, now_s: float) -> None:
+        """Start the next fork server after a pause, each twice as long as the one before."""
+        pause_s = max(_PAUSE_FIRST_S, 2 * self._server_pause_s)
+        self._server_pause_s = min(pause_s, _SERVER_PAUSE_MAX_S)
+        self._server_at_s = now_s + self._server_pause_s
+        tell(self._log, NodeEvent.FORK_SERVER_ENDED, pid, reason, self._server_pause_s)
+        self._tell_facts()
 
     def _count_death(self, pid: int, status: int | None, now_s: float) -> None:
         """Note that there is no worker; from the third time in ten seconds on there is a pause."""
@@ -277,6 +290,8 @@ class Supervisor:
         now_s = time.monotonic()
         self._handle_timeout(now_s)
         self._advance(now_s)
+        if self._is_over():  # it could not even begin
+            return
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
         children, servers = self._children(), self._servers()
@@ -487,3 +502,7 @@ def _shown(status: int | None) -> str:
         with suppress(ValueError):
             return signal.Signals(-status).name
     return f"exit code {status}"
+
+
+def _unstarted(failure: OSError) -> str:
+    return f"no fork server can start: {failure.strerror or failure}"
