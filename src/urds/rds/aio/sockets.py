@@ -130,9 +130,9 @@ class Socket:
         """Queue one message, after waiting for room and for a congested peer; return its length.
 
         It was queued if and only if this returns: raised, by a cancellation too, means not sent.
-        Where something around the call hides how it ended, `receipt` tells. The host of `address`
-        is a literal. Raises OSError, which more waiting would not mend: EMSGSIZE, EHOSTUNREACH
-        for messages given up, EBADF for a closed socket.
+        Where something around the call hides how it ended, `receipt` tells. A name as host of
+        `address` is looked up and blocks the loop. Raises OSError, which more waiting would not
+        mend: EMSGSIZE, EHOSTUNREACH for messages given up, EBADF for a closed socket.
         """
         progress = self._progress
         if progress is None or progress.budget <= 0:

@@ -261,8 +261,8 @@ class Supervisor:
 
     def _pause_server(self, pid: int, reason: str, now_s: float) -> None:
         """Start the next fork server after a pause, each twice as long as the one before."""
-        pause_s = max(_PAUSE_FIRST_S, 2 * self._server_pause_s)
-        self._server_pause_s = min(pause_s, _SERVER_PAUSE_MAX_S)
+        longest_s = _PAUSE_MAX_S if self._child is None else _SERVER_PAUSE_MAX_S
+        self._server_pause_s = min(max(_PAUSE_FIRST_S, 2 * self._server_pause_s), longest_s)
         self._server_at_s = now_s + self._server_pause_s
         tell(self._log, NodeEvent.FORK_SERVER_ENDED, pid, reason, self._server_pause_s)
         self._tell_facts()
