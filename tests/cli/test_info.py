@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from dataclasses import replace
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import pytest
@@ -258,6 +258,20 @@ def test_a_program_neither_steers_the_terminal_nor_fills_it(
     table = next(one for one in TABLES if one.letter == "p")
     info.print_table(Output(), table, [replace(REPORT, program=program)], info.InfoOptions())
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == shown
+
+
+def test_of_many_addresses_a_table_has_the_lowest_and_their_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mailboxes = [
+        replace(REPORT.snapshot.mailboxes[0], local=IPv4Address("127.0.0.1") + number)
+        for number in reversed(range(12))
+    ]
+    many = replace(REPORT, snapshot=replace(REPORT.snapshot, mailboxes=mailboxes))
+    table = next(one for one in TABLES if one.letter == "p")
+    info.print_table(Output(), table, [many], info.InfoOptions())
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert " 127.0.0.1,127.0.0.2,127.0.0.3,+9 " in row
 
 
 def test_json_has_the_sums_and_all_rows_with_their_process() -> None:

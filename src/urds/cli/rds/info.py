@@ -23,6 +23,7 @@ from urds.rds.settings import AUTO
 
 _TCP_SEQUENCES: Final = 1 << 32
 _PROGRAM_CHARACTERS: Final = 60  # JSON has it longer
+_ADDRESSES_SHOWN: Final = 3  # of a process; JSON has all
 _SUMMARY: Final = "cpn"  # what is shown without a letter, beside the totals
 _SIZES: Final = (  # of a row, for `--top`: what waits
     *("payload_bytes", "send_queued_bytes", "receive_queued_bytes"),
@@ -48,7 +49,8 @@ class Table:
 
 
 def _process(report: Report, _: bool) -> list[dict[str, Any]]:
-    addresses = sorted({str(row.local) for row in report.snapshot.mailboxes})
+    bound = {row.local for row in report.snapshot.mailboxes}
+    addresses = [str(one) for one in sorted(bound, key=lambda one: (one.version, int(one)))]
     return [{"program": report.program, "addresses": addresses, "plane": report.plane}]
 
 
@@ -57,8 +59,11 @@ def _process_cells(report: Report, record: dict[str, Any]) -> tuple[Cell, ...]:
     program = record["program"]
     if len(program) > _PROGRAM_CHARACTERS:
         program = program[: _PROGRAM_CHARACTERS - 3] + "..."
-    addresses = ",".join(record["addresses"]) or "-"
-    return program or "-", addresses, record["plane"], sockets, paths
+    addresses = record["addresses"]
+    shown = addresses[:_ADDRESSES_SHOWN]
+    if left_out := len(addresses) - len(shown):
+        shown.append(f"+{left_out}")
+    return program or "-", ",".join(shown) or "-", record["plane"], sockets, paths
 
 
 def _socket_cells(report: Report, row: Any) -> tuple[Cell, ...]:
