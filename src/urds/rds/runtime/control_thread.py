@@ -49,6 +49,7 @@ from urds.rds.runtime.tunables import (
     local_address_settings_of,
     tcp_settings_of,
 )
+from urds.rds.runtime.undelivered import tell_left
 from urds.rds.runtime.watches import Watches
 from urds.rds.settings import Settings
 from urds.rds.transports import tcp
@@ -317,8 +318,6 @@ class Driver:
             return 0
         left = self.drain(drain_ns)
         if left and not goes_on:
-            from urds.rds.runtime.undelivered import tell_left
-
             tell_left(self, left, drain_ns / _S)
         self._wait_for_handshakes()
         self.stopping = True

@@ -20,6 +20,7 @@ from urds.rds.plane.contract import Mailbox, MessageRow, Snapshot
 from urds.rds.runtime.paths import first_sequence
 from urds.rds.runtime.peer_events import events as peer_events
 from urds.rds.runtime.tunables import delays_of
+from urds.rds.runtime.undelivered import tell_linger_over
 
 if TYPE_CHECKING:
     from urds.rds.control.settings import LocalAddressSettings
@@ -121,8 +122,6 @@ class Rdma:
         """Take an event of the plane for a message transport."""
         report = None if self.node is None else self.node.take(event)
         if report is not None:
-            from urds.rds.runtime.undelivered import tell_linger_over
-
             tell_linger_over(self._driver, report)
 
     def progress(self, at_ns: int) -> int | None:

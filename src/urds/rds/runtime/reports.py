@@ -19,6 +19,7 @@ from urds.rds.plane import contract as base
 from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.runtime.looks import Looks
 from urds.rds.runtime.paths import Paths
+from urds.rds.runtime.undelivered import tell_linger_over
 from urds.rds.runtime.watches import Watches
 from urds.rds.settings import Settings
 from urds.rds.transports.peer_history import TURNED_AWAY, PeerName, Peers
@@ -61,7 +62,7 @@ class Reports:
         if isinstance(event, base.Ready):
             driver.watches.handle_ready(event.descriptor)
         elif isinstance(event, base.LingerOver):
-            self._tell_linger_over(event)
+            tell_linger_over(self._driver, event)
         elif isinstance(event, base.OfTransport):
             driver.rdma.take(event)
         elif isinstance(event, base.OfClient):
@@ -84,11 +85,6 @@ class Reports:
                 self.take(event)
             elif isinstance(event, base.LingerEnded):
                 self._driver.rdma.take(event)
-
-    def _tell_linger_over(self, event: base.LingerOver) -> None:
-        from urds.rds.runtime.undelivered import tell_linger_over
-
-        tell_linger_over(self._driver, event)
 
     def _take_of_client(self, event: base.OfClient) -> None:
         clients = self._driver.clients

@@ -47,6 +47,13 @@ sys.stdin.readline()
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 print(sock.recv(100), flush=True)
 """
+ENDS_WITHOUT_DESCRIPTORS = """
+import resource, sys, urds
+sock = urds.Socket()
+sock.bind((sys.argv[1], 4000))
+sock.sendto(b"for no one", (sys.argv[2], 4000))
+resource.setrlimit(resource.RLIMIT_NOFILE, (1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+"""
 LIMITED = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")
 
 
@@ -89,6 +96,17 @@ def test_a_process_without_descriptors_says_so_once_and_goes_on(lab: Lab) -> Non
         assert child.hear() == "b'waiting'"
     finally:
         child.close()
+
+
+def test_a_process_without_descriptors_ends_in_order(lab: Lab) -> None:
+    """Without the end of its thread the interpreter aborts: it cannot load what ends a thread."""
+    names = lab.address(249), lab.address(248)
+    environ = {"URDS_DRAIN_S": "0.1"}
+    child = Child("-c", ENDS_WITHOUT_DESCRIPTORS, *names, environ=environ, errors=subprocess.STDOUT)
+    said, _ = child.process.communicate(timeout=20)
+    assert child.process.returncode == 0, said
+    assert "1 message never sent within 0.1 s (drain_s)" in said
+    assert "Traceback" not in said
 
 
 def test_bytes_not_read_yet_keep_a_stream() -> None:
