@@ -256,6 +256,21 @@ def test_a_sender_with_room_learns_of_the_end_of_its_node_at_once() -> None:
             sock.close()
 
 
+def test_a_node_that_hangs_is_named() -> None:
+    """Its supervisor stands still too: else that would replace the worker after a while."""
+    with backends.at_own_node("") as backend:
+        status = commands.status(backend.place)
+        stopped = [status["pid"], status["worker"]]
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            with pytest.raises(BlockingIOError, match=f"the node at {backend.place} gave no"):
+                bound(backend, 1)
+        finally:
+            for process in stopped:
+                os.kill(process, signal.SIGCONT)
+
+
 def test_senders_without_room_learn_of_the_end_of_their_node() -> None:
     """One that waits, one that does not, and a receiver that does not wait: EIO, and no hang."""
     with backends.at_own_node("") as backend, ThreadPoolExecutor() as threads:

@@ -101,6 +101,12 @@ fn of_node(py: Python<'_>, errno: i32, place: &[u8]) -> PyErr {
             ErrorReason::System(errno),
             format!("no node at {place}: start one with `urds node --socket {place}`"),
         ),
+        EAGAIN => (
+            ErrorReason::System(errno),
+            format!(
+                "the node at {place} gave no answer within ten seconds: `urds node status --socket {place}` and its log tell more"
+            ),
+        ),
         EPROTO => (
             ErrorReason::System(errno),
             format!(
