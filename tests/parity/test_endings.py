@@ -56,7 +56,7 @@ class TestEndOfProcess:
         assert thread.is_alive()
         mailbox.route(LOCAL, real.plane.loop(local=LOCAL, peer=LOCAL))
         mailbox.sendto(b"x", (str(LOCAL), mailbox.port))
-        thread.join(5)
+        thread.join(BUSY_S)
         assert taken == [(b"x", (str(LOCAL), mailbox.port))]
 
 
@@ -149,11 +149,11 @@ class TestLinger:
             thread.start()
         time.sleep(0.05)
         boxes[0].close()
-        threads[0].join(2)
+        threads[0].join(BUSY_S)
         assert codes == [errno.EBADF]
         real.plane.close(0)
         for thread in threads:
-            thread.join(2)
+            thread.join(BUSY_S)
         assert codes == [errno.EBADF] * 3
 
 

@@ -339,7 +339,7 @@ def test_nothing_leaves_in_the_clear_before_the_handshake() -> None:
         )
         assert error_of(client.send, b"secret") == errno.ENOTCONN
         client.setblocking(False)
-        assert client.connect_ex(listener.getsockname()) == errno.EINPROGRESS
+        assert client.connect_ex(listener.getsockname()) in {0, errno.EINPROGRESS}
         accepted, _ = listener.accept()
         select.select([], [client], [], WAIT_S)
         with pytest.raises(ssl.SSLWantReadError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import BUSY_S
 from tests.verbs.conformance import Pair, Side, World
 from urds.verbs import (
     CQ,
@@ -168,10 +169,10 @@ def test_closing_ends_a_wait(world: World, waits: str, closes: str) -> None:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    is_waiting.wait(2)
+    assert is_waiting.wait(BUSY_S)
     time.sleep(0.01)
     getattr(side, closes).close()
-    thread.join(3)
+    thread.join(BUSY_S)
     assert [type(error) for error in heard] == [VerbsClosedError]
 
 
@@ -248,7 +249,7 @@ def test_a_device_closes_though_packets_of_a_peer_are_unread(
     monkeypatch.setattr(loop, "close", close_late)
     closer = threading.Thread(target=pair.right.context.close, daemon=True)
     closer.start()
-    closer.join(5)
+    closer.join(BUSY_S)
     assert not closer.is_alive()
 
 

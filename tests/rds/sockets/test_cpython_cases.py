@@ -1,7 +1,8 @@
 """What CPython's own tests ask of an AF_RDS socket, through `urds.install()`.
 
 Written from a description of the cases BasicRDSTest and RDSTest of Lib/test/test_socket.py
-(CPython 3.11): a server and a client bound to free ports of localhost.
+(CPython 3.11): a server and a client bound to free ports, there of localhost, which other processes
+may have.
 """
 
 import select
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 import pytest
 
 import urds
+from tests.rds.sockets.hosts import host
 from urds.rds.runtime.inprocess import InProcess
 
 pytestmark = pytest.mark.each_carrier
 
-HOST = "localhost"
 BYTES = 8192
 WAIT_S = 20.0
 
@@ -45,13 +46,13 @@ def installed() -> Iterator[None]:
 
 @pytest.fixture
 def pair(installed: None, backend: InProcess) -> Iterator[Pair]:
-    """Bind a server and a client to free ports of localhost; no kernel is asked for AF_RDS."""
+    """Bind a server and a client to free ports; no kernel is asked for AF_RDS."""
     with (
         socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0) as server,
         socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0) as client,
     ):
         for sock in (server, client):
-            sock.bind((HOST, 0))
+            sock.bind((host(1), 0))
             sock.settimeout(WAIT_S)
         yield Pair(server, client)
 

@@ -16,6 +16,7 @@ import urds
 from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.rds.sockets.recording import DONTWAIT
 from tests.support.errnos import refused
+from tests.support.waiting import BUSY_S
 from urds.common.errors import ErrorReason, SettingError, os_error
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, ExtensionType, SockOpt
 from urds.rds.runtime.backend import ALL_GROUPS, Backend, CongestionNotice, Message
@@ -297,15 +298,15 @@ def test_a_receive_before_bind_waits_for_it(fake: FakeBackend) -> None:
         assert refused(sock.recv, 10, DONTWAIT) == errno.EAGAIN
         sock.settimeout(0.01)
         assert refused(sock.recv, 10) == errno.ETIMEDOUT
-        sock.settimeout(5)
+        sock.settimeout(BUSY_S)
         got: list[object] = []
         thread = threading.Thread(target=lambda: got.append(refused(sock.recvmsg, 10)))
         thread.start()
         time.sleep(0.02)
         sock.bind(LOCAL)
-        thread.join(1)
+        thread.join(BUSY_S)
         assert got == [errno.ETIMEDOUT]  # the mailbox was asked, and was empty
-        assert fake.bound[-1].waits == [5_000_000_000]
+        assert fake.bound[-1].waits == [BUSY_S * 10**9]
 
 
 # -- options

@@ -20,7 +20,7 @@ from tests.rds.transports.tcp.meetings import (
     taken,
 )
 from tests.rds.transports.tcp.nodes import PORT, Node
-from tests.support.waiting import wait_until
+from tests.support.waiting import BUSY_S, wait_until
 from tests.vectors import load
 from urds.rds.constants import Capability, HeaderFlag
 from urds.rds.plane.contract import MailboxSettings
@@ -59,7 +59,7 @@ def frames_between(peer: KernelPeer, source_port: int, target_port: int) -> list
 def test_a_lower_node_says_nothing_but_its_map_before_the_kernels_frame(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     send_to_kernel(node, peer, [b"hello from A"])
-    peer.listener.settimeout(2.0)
+    peer.listener.settimeout(BUSY_S)
     connection, _ = peer.listener.accept()
     opening = heard_until_silence(connection)
     assert without_extension(opening) == LINUX["empty_map"]
@@ -72,9 +72,10 @@ def test_a_lower_node_says_nothing_but_its_map_before_the_kernels_frame(lab: Lab
 
 
 def heard_until_silence(connection: socket.socket) -> bytes:
-    """Return what comes in until nothing came for 0.2 s."""
+    """Return what comes in, once something did, until nothing came for 0.2 s."""
+    connection.settimeout(BUSY_S)
+    heard = connection.recv(65536)
     connection.settimeout(0.2)
-    heard = b""
     with suppress(TimeoutError):
         while data := connection.recv(65536):
             heard += data
