@@ -42,8 +42,8 @@ _Received = tuple[int, int | None, int | None, int | None, int | None, bool]  # 
 _Message = tuple[bytes, _SocketAddress, bytes, int, tuple[tuple[int, int], ...]]  # base.Message
 _StreamAddress = tuple[str, int]
 
-# The name of the record, then its fields. ConnectWanted, PeerRestarted: path. FirstFrame: path and
-# attachment. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
+# The name of the record, then its fields. ConnectWanted, PeerRestarted: path. FirstFrame: path,
+# attachment, generation or None. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
 # acknowledgement, ports of source and target, extension (16 bytes), payload, attachment. Ready:
 # descriptor, interest. LingerOver: path, messages never sent, messages not acknowledged.
 # LocalMapChanged: address and its scope. Left: number of a mailbox. ClientError: the same, what was

@@ -283,7 +283,7 @@ class Side:
         if isinstance(value, Message):
             return value._replace(time_ns=bool(value.time_ns))
         if isinstance(value, FirstFrame):  # whether a map of the same read counts is not told
-            value = replace(value, generation_told=False)
+            value = replace(value, generation=None)
         if is_dataclass(value) and not isinstance(value, type):
             told = [self.plain(getattr(value, field.name)) for field in fields(value)]
             return (type(value).__name__, *told)

@@ -265,7 +265,7 @@ class TestReports:
             remote.write(data[:1460])
             assert of(FirstFrame, world.turn()) == []
             remote.write(data[1460:])
-            assert of(FirstFrame, world.turn()) == [FirstFrame(world.path(), attachment, False)]
+            assert of(FirstFrame, world.turn()) == [FirstFrame(world.path(), attachment, None)]
             remote.say(1)
             assert of(FirstFrame, world.turn()) == []
 

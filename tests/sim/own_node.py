@@ -230,10 +230,10 @@ class OwnNode:
         path.core.sender.freed.clear()
         if incoming.frames and not path.first_frame_told:
             path.first_frame_told = True
-            told = incoming.generations.map_generation is not None
+            told = incoming.generations.map_generation
             self._report(
                 lambda core: core.handle_first_frame(
-                    index, attachment, self.world.now_ns, generation_told=told
+                    index, attachment, self.world.now_ns, generation=told
                 )
             )
         while incoming.controls:

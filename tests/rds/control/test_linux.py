@@ -161,10 +161,10 @@ def test_silence_tells_linux_with_one_path() -> None:
     assert core.poll_timeout() is None
 
 
-@pytest.mark.parametrize("generation_told", [False, True], ids=["kernel", "urds"])
+@pytest.mark.parametrize("generation", [None, 7], ids=["kernel", "urds"])
 @pytest.mark.parametrize("superseded", [False, True], ids=["lost", "superseded"])
 def test_streams_that_are_cut_share_one_wait_unless_they_show_a_urds_node(
-    generation_told: bool, superseded: bool
+    generation: int | None, superseded: bool
 ) -> None:
     """Messages to a peer of unknown kind are kept: each stream begins with all of them again."""
     core = connection(lower=False)
@@ -173,7 +173,7 @@ def test_streams_that_are_cut_share_one_wait_unless_they_show_a_urds_node(
     now_ns = 0
     for stream in range(1, 41):
         core.handle_accepted(stream, 40000, now_ns)
-        core.handle_first_frame(0, stream, now_ns, generation_told=generation_told)
+        core.handle_first_frame(0, stream, now_ns, generation=generation)
         core.handle_timeout(now_ns + lived_ns - 1)
         if core.facts.kind is PeerKind.LINUX:
             break
@@ -181,8 +181,8 @@ def test_streams_that_are_cut_share_one_wait_unless_they_show_a_urds_node(
         if not superseded:
             down(core, 0, 2, now_ns)
         now_ns += between_ns
-    known = PeerKind.UNKNOWN if generation_told else PeerKind.LINUX
-    assert (core.facts.kind, stream) == (known, 40 if generation_told else 34)
+    known = PeerKind.UNKNOWN if generation else PeerKind.LINUX
+    assert (core.facts.kind, stream) == (known, 40 if generation else 34)
 
 
 def test_a_known_kernel_is_not_probed_again() -> None:

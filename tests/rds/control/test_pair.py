@@ -14,6 +14,7 @@ from tests.rds.control.proto_world import (
     first_frame,
     paths_match,
 )
+from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import (
     Agree,
     Attach,
@@ -31,7 +32,7 @@ from urds.rds.control.events import (
     SendControl,
 )
 from urds.rds.types import AckMode
-from urds.rds.wire.extensions import parse_handshake
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake, parse_handshake
 
 
 def pair(npaths_low: int = 1, npaths_high: int = 1) -> tuple[World, Node, Node]:
@@ -137,6 +138,37 @@ def test_a_restart_is_told_before_anything_is_released(who: str, npaths: int) ->
     assert survivor.seen(PeerStartedAnew) == [PeerStartedAnew(old.local)]
     assert survivor.to(old.local).facts.generation == 300
     assert not new.seen(RestartPeer)
+
+
+@pytest.mark.parametrize("generation", [100, 300], ids=["the same", "another"])
+def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(generation: int) -> None:
+    """Messages go out behind a first map: a restart is not handed again what was handed to it."""
+    _, _, high = pair()
+    core = high.to(LOW)
+
+    def tell(source_port: int, target_port: int, told: int | None) -> None:
+        mark = Mark(Capability.GENERATION_HELLO)
+        control(
+            core,
+            0,
+            acknowledgement=0,
+            source_port=source_port,
+            target_port=target_port,
+            extension=emit_handshake(Handshake(npaths=1, generation=told, mark=mark)),
+            now_ns=0,
+        )
+
+    core.handle_accepted(1, 40000, 0)
+    core.handle_first_frame(0, 1, 0, generation=100)
+    tell(PROBE_PORT, PING_PORT, None)  # its probe, which has none
+    down(core, 0, 2, 0)
+    core.handle_accepted(2, 40001, 0)
+    core.handle_first_frame(0, 2, 0, generation=generation)
+    tell(PROBE_PORT, PING_PORT, generation)
+    kinds = [type(action) for action in iter(high.endpoint.poll_event, None)]
+    restarts = [RestartPeer] * (generation != 100)
+    assert [kind for kind in kinds if kind in (RestartPeer, Release)] == [*restarts, Release]
+    assert core.facts.generation == generation
 
 
 def test_a_survivor_calls_a_restarted_peer_that_wants_nothing() -> None:

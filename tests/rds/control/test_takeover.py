@@ -67,7 +67,7 @@ def test_a_peer_keeps_its_stream_while_the_handshake_is_under_way(is_known: bool
     high = Node(world, HIGH, generation=200)
     second(high)
     peer = high.to(LOW)
-    peer.handle_first_frame(0, 1, world.now_ns, generation_told=True)
+    peer.handle_first_frame(0, 1, world.now_ns, generation=100)
     if is_known:
         _tell(peer, PROBE_PORT, PING_PORT, generation=None)
     high.act()

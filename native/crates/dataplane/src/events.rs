@@ -37,7 +37,7 @@ pub enum Event {
     FirstFrame {
         path: PathId,
         attachment: u64,
-        generation_told: bool,
+        generation: Option<u64>,
     },
     Down {
         path: PathId,

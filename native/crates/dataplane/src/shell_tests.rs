@@ -154,7 +154,7 @@ fn messages_arrive_with_their_source_and_are_counted() {
     let told = Event::FirstFrame {
         path: world.path,
         attachment,
-        generation_told: false,
+        generation: None,
     };
     assert_eq!(world.progress(0), [told]);
     let looked = world.plane.take(mailbox, true, |message| message.source);

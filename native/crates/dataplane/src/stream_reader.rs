@@ -495,11 +495,11 @@ impl State {
         if receiver.frames > 0 && !path.first_frame_told {
             path.first_frame_told = true;
             let attachment = path.attachment;
-            let generation_told = receiver.received().map_generation.is_some();
+            let generation = receiver.received().map_generation;
             self.emit(Event::FirstFrame {
                 path: id,
                 attachment,
-                generation_told,
+                generation,
             });
         }
         self.finish_controls(id);

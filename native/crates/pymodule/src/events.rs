@@ -29,9 +29,9 @@ pub fn event_tuple<'py>(
         } => ("LingerOver", path, unsent, unacknowledged).into_pyobject(py),
         Event::FirstFrame {
             attachment,
-            generation_told,
+            generation,
             ..
-        } => ("FirstFrame", path, attachment, generation_told).into_pyobject(py),
+        } => ("FirstFrame", path, attachment, generation).into_pyobject(py),
         Event::Down {
             reason,
             errno,

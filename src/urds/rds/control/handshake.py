@@ -92,7 +92,8 @@ class PeerFacts:
         afresh = self.stale or kind is not self.kind or self.has_restarted(handshake)
         count = agreed_npaths(settings.npaths, handshake.npaths)
         generation = handshake.generation
-        if generation is None and kind is self.kind:
+        known = (kind, PeerKind.UNKNOWN) if kind is PeerKind.URDS else (kind,)
+        if generation is None and self.kind in known:
             # A probe of a urds node that does not know this one has none.
             generation = self.generation
         return PeerFacts(
@@ -216,6 +217,15 @@ class Handshakes:
             self._context.emit(Release(self._context.peer, path.index, received_by_peer))
 
     # -- what is known
+
+    def note_map(self, generation: int) -> None:
+        """Note what a map told before any handshake did.
+
+        Messages go out behind a first map. A peer may end with some of them before it has answered
+        a probe, and is known by this generation when it is back.
+        """
+        if self.facts.kind is PeerKind.UNKNOWN:
+            self.facts = replace(self.facts, generation=generation)
 
     def learn(self, handshake: Handshake) -> PeerFacts:
         """Note what the peer tells, and return what was known before; `tell_news` reports it."""

@@ -214,17 +214,19 @@ class TcpPeer:
             self._streams.place(AcceptedStream(stream, source_port, is_urds), now_ns)
 
     def handle_first_frame(
-        self, index: int, attachment: int, now_ns: int, *, generation_told: bool = False
+        self, index: int, attachment: int, now_ns: int, *, generation: int | None = None
     ) -> None:
         """Count the path as up: the peer's first whole frame arrived on its stream.
 
-        `generation_told`: a map of the peer told its generation, as only a urds node's does.
+        `generation`: of the peer, told by a map, as only a urds node's does.
         """
         path = self._current(index, attachment)
         if path is None or path.state is not PathState.ATTACHED:
             return
         self.used_ns = now_ns
-        path.generation_told = generation_told
+        path.generation_told = generation is not None
+        if generation is not None:
+            self._handshakes.note_map(generation)
         self._streams.come_up(path, now_ns)
         if self._untold:
             self._tell_again()

@@ -322,7 +322,7 @@ class FirstFrame:
 
     path: Path
     attachment: int
-    generation_told: bool  # by a map, on this stream or an earlier one: the peer is a urds node
+    generation: int | None  # by a map, on this stream or an earlier one: the peer is a urds node
 
 
 @record

@@ -105,9 +105,7 @@ class Reports:
         if isinstance(event, base.ConnectWanted):
             connection.handle_wanted(index, now)
         elif isinstance(event, base.FirstFrame):
-            connection.handle_first_frame(
-                index, event.attachment, now, generation_told=event.generation_told
-            )
+            connection.handle_first_frame(index, event.attachment, now, generation=event.generation)
         elif isinstance(event, base.Down):
             self._take_down(host, connection, event, now)
         elif isinstance(event, base.PeerRestarted):

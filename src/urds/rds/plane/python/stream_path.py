@@ -175,8 +175,8 @@ class StreamPath:
             self.finish_freed()
         if receiver.frames and not self._first_frame_told:
             self._first_frame_told = True
-            generation_told = receiver.generations.map_generation is not None
-            state.emit(FirstFrame(self, self.attachment, generation_told))
+            generation = receiver.generations.map_generation
+            state.emit(FirstFrame(self, self.attachment, generation))
         while receiver.controls:
             state.emit(Control(self, *receiver.controls.popleft(), self.attachment))
         if receiver.restarted:
