@@ -312,11 +312,12 @@ impl Plane {
 
     /// The control socket of an attached socket reports something. No lock held.
     pub(crate) fn serve_control_socket(&self, id: MailboxId, events: u32) {
-        let Some((control, was_filled)) = self.lock().control_of(id) else {
+        let Some((control, is_filled)) = self.lock().control_of(id) else {
             return;
         };
-        // What fills it stays until there is room, or it would show as writable.
-        let heard = if was_filled {
+        // What fills it stays until there is room, or it would show as writable. The word is set before
+        // the first of those bytes; what `sleep` saw of it may be older than they are.
+        let heard = if is_filled {
             Heard::Nothing
         } else {
             control.empty()
@@ -364,7 +365,7 @@ impl State {
 
     fn control_of(&mut self, id: MailboxId) -> Option<(Arc<ControlSocket>, bool)> {
         let attached = self.attached_mut(id)?;
-        Some((Arc::clone(&attached.control), attached.side.was_filled()))
+        Some((Arc::clone(&attached.control), attached.side.is_filled()))
     }
 
     #[inline]
