@@ -34,8 +34,8 @@ pub struct Outgoing {
     pub extension_bytes: u8,
 }
 
-/// So many messages that an awake node did not take have their sender look whether it lives: one that
-/// was killed awake asks for no doorbell any more. A burst looks once.
+/// After so many messages of which an awake node took none their sender looks whether it lives: one
+/// that was killed awake asks for no doorbell any more.
 const UNTAKEN_LOOK: u64 = 64;
 
 /// What is due after a message was published.
@@ -139,8 +139,15 @@ impl ClientSide {
         Ok(Published {
             ring: self.must_ring(),
             is_full,
-            must_look: untaken.is_multiple_of(UNTAKEN_LOOK),
+            must_look: untaken.is_multiple_of(UNTAKEN_LOOK) && self.has_stood(taken),
         })
+    }
+
+    /// Return whether the node has taken nothing since the last call: one that is only behind takes.
+    fn has_stood(&self, taken: u64) -> bool {
+        let before = self.taken_before.load(Ordering::Relaxed);
+        self.taken_before.store(taken, Ordering::Relaxed);
+        before == taken
     }
 
     /// Count the messages that were sent and not freed, which takes the longer the more there are.

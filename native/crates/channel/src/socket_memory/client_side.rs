@@ -1,6 +1,6 @@
 //! The client's side: what every process with the descriptor may do.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::account::Account;
 use super::layout::{
@@ -60,6 +60,8 @@ pub type Route = u32;
 pub struct ClientSide {
     pub(super) area: Area,
     pub(super) layout: Layout,
+    /// How many submissions the node had taken when this process last asked whether it lives.
+    pub(super) taken_before: AtomicU64,
 }
 
 impl ClientSide {
@@ -69,7 +71,11 @@ impl ClientSide {
     /// EINVAL for what is no memory of a socket, EPROTO for one of another version.
     pub fn new(area: Area) -> Result<Self, Errno> {
         let layout = Layout::read(&area)?;
-        Ok(Self { area, layout })
+        Ok(Self {
+            area,
+            layout,
+            taken_before: AtomicU64::new(0),
+        })
     }
 
     /// Return the memory.

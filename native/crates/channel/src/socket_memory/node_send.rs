@@ -64,7 +64,8 @@ pub struct Freed {
 
 /// The client is told of what was taken when it is so small a part of the ring, and when all is.
 const TOLD_PARTS: u32 = 512;
-/// The client is told of so many freed bytes at once, and of the rest by `after_freeing`.
+/// The client is told of so many freed bytes at once, and of the rest by `after_freeing`: a word that
+/// it reads with each message has its line fetched anew after each store.
 const TOLD_BYTES: u64 = 2048;
 
 impl NodeSide {
@@ -212,29 +213,41 @@ impl NodeSide {
 
     /// Return whether to show POLLIN after messages were freed: a refused sender may go on. Senders
     /// that sleep for a destination are woken; `must_empty` is the caller's next question.
-    pub fn after_freeing(&self) -> bool {
+    pub fn after_freeing(&mut self) -> bool {
         self.tell_freed(self.journal.long(journal::AT_FREED_BYTES));
         self.room_changed()
     }
 
-    fn count_freed(&self, route: u32, bytes: u64) {
+    fn count_freed(&mut self, route: u32, bytes: u64) {
         let held = self.held_bytes().saturating_sub(bytes);
         self.journal.set_long(journal::AT_HELD_BYTES, held);
         let before = self.journal.long(journal::AT_FREED_BYTES);
         let freed = before.wrapping_add(bytes);
         self.journal.set_long(journal::AT_FREED_BYTES, freed);
-        let of_route = self.area.long(route_at(route) + ROUTE_FREED);
-        // The node alone writes it. An atomic addition would wait for every store before it.
-        let route_freed = of_route.load(Ordering::Relaxed).wrapping_add(bytes);
-        of_route.store(route_freed, Ordering::Release);
+        if self.untold_freed.0 != route {
+            self.tell_route_freed();
+            self.untold_freed.0 = route;
+        }
+        self.untold_freed.1 += bytes;
         if freed / TOLD_BYTES != before / TOLD_BYTES {
             self.tell_freed(freed);
         }
     }
 
-    fn tell_freed(&self, freed: u64) {
+    /// Tell the sums: that of a route first, or it would seem to hold more than all do.
+    fn tell_freed(&mut self, freed: u64) {
+        self.tell_route_freed();
         let of_socket = self.area.long(AT_FREED_BYTES);
         of_socket.store(freed, Ordering::Release);
+    }
+
+    fn tell_route_freed(&mut self) {
+        let (route, bytes) = self.untold_freed;
+        self.untold_freed.1 = 0;
+        let of_route = self.area.long(route_at(route) + ROUTE_FREED);
+        // The node alone writes it. An atomic addition would wait for every store before it.
+        let route_freed = of_route.load(Ordering::Relaxed).wrapping_add(bytes);
+        of_route.store(route_freed, Ordering::Release);
     }
 
     fn set_tile_free(&self, slot_at: usize) {

@@ -37,6 +37,8 @@ pub struct NodeSide {
     pub(super) held_slots: u32,
     /// Behind the last unit of the send area that was used since pages were given back.
     pub(super) sent_touched: u32,
+    /// The route of the last message that was freed, and bytes that the client is not told of yet.
+    pub(super) untold_freed: (u32, u64),
     was_filled: bool,
     pub(super) is_over_quota: bool,
 }
@@ -59,6 +61,7 @@ impl NodeSide {
             submitted,
             held_slots: 0,
             sent_touched: if submitted == 0 { 0 } else { layout.send_units },
+            untold_freed: (0, 0),
             was_filled: false,
             is_over_quota: false,
         };
@@ -150,9 +153,10 @@ impl NodeSide {
 
     /// Tell how many bytes are queued to absent peers.
     pub fn set_absent_bytes(&self, bytes: u64) {
-        self.area
-            .long(AT_ABSENT_BYTES)
-            .store(bytes, Ordering::Release);
+        let there = self.area.long(AT_ABSENT_BYTES);
+        if there.load(Ordering::Relaxed) != bytes {
+            there.store(bytes, Ordering::Release); // senders read its line with each message
+        }
     }
 
     /// Return whether a queue is empty and has pages to give back; `give_back_late` then, after a
