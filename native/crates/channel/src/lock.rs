@@ -32,6 +32,8 @@ pub struct Guard<'a> {
 ///
 /// # Errors
 /// `Deadlock`.
+#[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+#[inline(always)]
 pub fn lock(word: &AtomicU32) -> Result<Guard<'_>, Deadlock> {
     let thread = Thread::current();
     let (name, before) = (thread.name_of(word.as_ptr()), thread.pending());

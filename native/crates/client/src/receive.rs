@@ -61,6 +61,8 @@ impl Socket {
     ///
     /// # Errors
     /// As `receive`.
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub fn receive_with(
         &self,
         descriptor: i32,
@@ -87,6 +89,8 @@ impl Socket {
         }
     }
 
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     fn finish(&self, descriptor: i32, received: &Received, bytes: usize) -> Message {
         if received.is_last {
             // In a handler that interrupted a receive: that one finds nothing and does the same.

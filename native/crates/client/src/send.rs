@@ -34,8 +34,6 @@ struct Sending<'a> {
 impl Socket {
     /// Send one message of the bytes in `parts`; return how many.
     ///
-    /// The type of service in `message` is that of the socket's options.
-    ///
     /// # Errors
     /// ENOTCONN unbound, EOPNOTSUPP to the other family, EMSGSIZE, EAGAIN or ENOBUFS without room,
     /// ETIMEDOUT after `SO_SNDTIMEO`, EINTR, EIO without the node; as the node answers for a new peer.
@@ -53,13 +51,11 @@ impl Socket {
             return Err(libc::EOPNOTSUPP);
         }
         self.side.check_length(length).map_err(number_of)?;
-        let mut message = *message;
-        message.tos = u8::try_from(self.options().get(Word::Tos) & 0xff).unwrap_or(0);
         let mut sending = Sending {
             socket: self,
             descriptor,
             place,
-            message: &message,
+            message,
             length,
             dontwait,
             asked: 0,
@@ -71,7 +67,7 @@ impl Socket {
             let is_congested =
                 |slot, port| self.congestion.is_any() && self.congestion.is_congested(slot, port);
             let fill = |at| parts.copy_into(self.side.area(), at);
-            match self.side.send(&message, length, is_congested, fill) {
+            match self.side.send(message, length, is_congested, fill) {
                 Ok(published) => {
                     if published.is_full {
                         self.fill_control(descriptor, length);
@@ -97,7 +93,7 @@ impl Sending<'_> {
         match reason {
             Rejected::NoRoute if self.asked < ROUTES_ASKED => {
                 self.asked += 1;
-                let (to, tos) = (&self.message.to, self.message.tos);
+                let (to, tos) = (&self.message.to, self.socket.side.tos());
                 self.socket.options().set(Word::HasRoute, 1);
                 self.socket.ask_route(self.descriptor, self.place, to, tos)
             }

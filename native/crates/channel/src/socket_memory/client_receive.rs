@@ -65,6 +65,8 @@ impl ClientSide {
     ///
     /// # Errors
     /// `Busy`, `Empty`, `Corrupt`.
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub fn receive(
         &self,
         peek: bool,
@@ -101,6 +103,8 @@ impl ClientSide {
     }
 
     /// Read the record that follows another one.
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     fn read_record(&self, last: u32) -> Result<(u32, usize, Received), Rejected> {
         if last >= self.layout.receive_units {
             return Err(Rejected::Corrupt);

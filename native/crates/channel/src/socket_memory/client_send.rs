@@ -24,8 +24,6 @@ impl From<Corrupt> for Rejected {
 pub struct Outgoing {
     /// The destination.
     pub to: Name,
-    /// Type of service: a peer has one route for each.
-    pub tos: u8,
     /// For the node; none is defined yet.
     pub flags: u32,
     /// Extension headers as on the wire.
@@ -93,7 +91,7 @@ impl ClientSide {
     ) -> Result<Published, Rejected> {
         self.check_length(length)?;
         let guard = self.lock_senders()?;
-        let found = self.find_name(&message.to, message.tos);
+        let found = self.find_name(&message.to, self.tos());
         let route = found.map_err(|_| Rejected::NoRoute)?;
         let failure = self.take_error(route);
         if failure != 0 {
@@ -148,6 +146,12 @@ impl ClientSide {
         let before = self.taken_before.load(Ordering::Relaxed);
         self.taken_before.store(taken, Ordering::Relaxed);
         before == taken
+    }
+
+    /// Return the type of service of what is sent: a peer has one route for each.
+    #[inline]
+    pub fn tos(&self) -> u8 {
+        self.options().get(Word::Tos).to_le_bytes()[0]
     }
 
     /// Count the messages that were sent and not freed, which takes the longer the more there are.

@@ -145,6 +145,8 @@ impl ClientSide {
         Ok(())
     }
 
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub(super) fn lock_senders(&self) -> Result<Guard<'_>, Rejected> {
         let guard = lock::lock(self.area.word(AT_SENDERS))?;
         if guard.is_inherited {
@@ -153,6 +155,8 @@ impl ClientSide {
         Ok(guard)
     }
 
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub(super) fn lock_receivers(&self) -> Result<Guard<'_>, Rejected> {
         // A receiver's only store of consequence is its last one: there is nothing to mend.
         Ok(lock::lock(self.area.word(AT_RECEIVERS))?)

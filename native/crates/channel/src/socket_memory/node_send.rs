@@ -151,6 +151,8 @@ impl NodeSide {
     }
 
     /// Read a record once, then check what was read.
+    #[allow(clippy::inline_always)] // as `read_record`
+    #[inline(always)]
     fn check(&self, unit: u32, count: u64) -> Result<(u32, Submission), ClientError> {
         if unit >= self.layout.send_units {
             return Err(ClientError("a place of a record"));
@@ -324,29 +326,28 @@ impl NodeSide {
         }
     }
 
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     fn read_record(area: &Area, place: usize) -> Submission {
-        let mut header = [0u8; RECORD_BYTES];
-        area.copy_out(place, &mut header);
+        let word = |offset| area.word(place + offset).load(Ordering::Relaxed);
+        let long = |offset| area.long(place + offset).load(Ordering::Relaxed);
         let mut extension = [0; 16];
-        extension.copy_from_slice(&header[SEND_EXTENSION..SEND_EXTENSION + 16]);
+        extension[..8].copy_from_slice(&long(SEND_EXTENSION).to_le_bytes());
+        extension[8..].copy_from_slice(&long(SEND_EXTENSION + 8).to_le_bytes());
+        let [port_low, port_high, extension_bytes, _] = word(SEND_PORT).to_le_bytes();
         Submission {
             slot: 0,
             at: place + RECORD_BYTES,
-            length: word_of(&header, SEND_LENGTH) as usize,
-            route: word_of(&header, SEND_ROUTE),
-            port: u16::from_le_bytes([header[SEND_PORT], header[SEND_PORT + 1]]),
-            flags: word_of(&header, SEND_FLAGS),
+            length: word(SEND_LENGTH) as usize,
+            route: word(SEND_ROUTE),
+            port: u16::from_le_bytes([port_low, port_high]),
+            flags: word(SEND_FLAGS),
             extension,
-            extension_bytes: header[SEND_EXTENSION_BYTES],
-            tile: u64::from(word_of(&header, 4)) << 32 | u64::from(word_of(&header, 0)),
-            order: u64::from(word_of(&header, SEND_SUBMISSION + 4)) << 32
-                | u64::from(word_of(&header, SEND_SUBMISSION)),
+            extension_bytes,
+            tile: long(0),
+            order: long(SEND_SUBMISSION),
         }
     }
 }
 
-fn word_of(header: &[u8; RECORD_BYTES], at: usize) -> u32 {
-    let mut bytes = [0; 4];
-    bytes.copy_from_slice(&header[at..at + 4]);
-    u32::from_le_bytes(bytes)
-}
+const _: () = assert!(SEND_EXTENSION_BYTES == SEND_PORT + 2);

@@ -142,7 +142,6 @@ fn a_header_arrives_as_it_was_sent() {
     let mut pair = pair(&small());
     let message = Outgoing {
         to: peer(1),
-        tos: 0,
         flags: 9,
         extension: *b"0123456789abcdef",
         extension_bytes: 12,

@@ -105,6 +105,7 @@ fn find() -> isize {
 
 impl Thread {
     /// Return the calling thread.
+    #[inline]
     pub fn current() -> Self {
         let far = match LIST.load(Ordering::Acquire) {
             UNKNOWN => find(),
@@ -126,6 +127,7 @@ impl Thread {
     }
 
     /// Return the value that names a lock's word to the kernel; 0 without a list.
+    #[inline]
     pub fn name_of(&self, word: *const u32) -> usize {
         if self.list.is_null() {
             return 0;
@@ -136,6 +138,7 @@ impl Thread {
     }
 
     /// Return what the kernel would give free now.
+    #[inline]
     pub fn pending(&self) -> usize {
         if self.list.is_null() {
             return 0;
@@ -145,6 +148,7 @@ impl Thread {
     }
 
     /// Set what the kernel gives free if the thread is killed from now on.
+    #[inline]
     pub fn set_pending(&self, name: usize) {
         if self.list.is_null() {
             return;

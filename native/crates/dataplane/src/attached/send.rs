@@ -23,7 +23,7 @@ const OF_PROGRAMS: [u8; 2] = [2, 3];
 enum Taken {
     Gone,
     /// It has to wait, and what was submitted after it.
-    Waits(Submission),
+    Waits,
 }
 
 impl State {
@@ -42,23 +42,26 @@ impl State {
             let Some(attached) = self.attached_mut(id) else {
                 return Ok(true);
             };
+            // By reference: each move would read at once what was just written, in other widths.
             let next = match attached.held.pop_front() {
-                Some(held) => Some(held),
+                Some(held) => Ok(Some(held)),
                 None if attached.is_held_up() => return Ok(true),
                 None => {
                     let left = &mut attached.taken_while_restricted;
                     *left = left.saturating_sub(1);
-                    attached.side.take()?
+                    attached.side.take()
                 }
             };
-            let Some(submission) = next else {
-                return Ok(true);
+            let submission = match &next {
+                Ok(Some(submission)) => submission,
+                Ok(None) => return Ok(true),
+                Err(error) => return Err(*error),
             };
             match self.queue_submission(id, submission, &memory, paths)? {
                 Taken::Gone => {}
-                Taken::Waits(submission) => {
+                Taken::Waits => {
                     if let Some(attached) = self.attached_mut(id) {
-                        attached.held.push_front(submission);
+                        attached.held.push_front(*submission);
                     }
                     // What it waits for has it served again.
                     return Ok(true);
@@ -72,7 +75,7 @@ impl State {
     fn queue_submission(
         &mut self,
         id: MailboxId,
-        submission: Submission,
+        submission: &Submission,
         memory: &SendMemory,
         paths: &mut Vec<PathId>,
     ) -> Result<Taken, Nonsense> {
@@ -96,7 +99,7 @@ impl State {
             }
             None => {
                 self.want_route(id, peer);
-                Ok(Taken::Waits(submission))
+                Ok(Taken::Waits)
             }
         }
     }
@@ -116,7 +119,7 @@ impl State {
     fn give_up_submission(
         &mut self,
         id: MailboxId,
-        submission: Submission,
+        submission: &Submission,
         peer: &Address,
         errno: i32,
     ) -> Taken {
@@ -160,7 +163,7 @@ impl State {
     fn queue_on(
         &mut self,
         id: MailboxId,
-        submission: Submission,
+        submission: &Submission,
         path: PathId,
         peer: Address,
         paths: &mut Vec<PathId>,
@@ -170,7 +173,7 @@ impl State {
                 mailbox.set_route(peer, None);
             }
             self.want_route(id, peer);
-            return Taken::Waits(submission);
+            return Taken::Waits;
         };
         let bytes = submission.length;
         let is_too_long = bytes > record.message_bytes_max;
@@ -184,10 +187,10 @@ impl State {
             if is_too_long && !self.want_agreement(path) {
                 return self.give_up_submission(id, submission, &peer, libc::EMSGSIZE);
             }
-            return Taken::Waits(submission);
+            return Taken::Waits;
         }
         let entry = record.entry.map_or(0, |entry| entry + 1);
-        let Some(sent) = self.sent_record(id, &submission, entry) else {
+        let Some(sent) = self.sent_record(id, submission, entry) else {
             return Taken::Gone;
         };
         let (Some(record), Some(mailbox)) = (self.paths.get_mut(path), self.mailboxes.get_mut(id))
@@ -204,7 +207,7 @@ impl State {
         let (port, target_port) = (mailbox.port, submission.port);
         record
             .core
-            .send(owner, port, target_port, payload, extension_of(&submission));
+            .send(owner, port, target_port, payload, extension_of(submission));
         if !record.core.attached {
             self.want_stream(path);
         } else if paths.last() != Some(&path) && !paths.contains(&path) {
@@ -230,7 +233,7 @@ impl State {
     fn hand_over_here(
         &mut self,
         id: MailboxId,
-        submission: Submission,
+        submission: &Submission,
         memory: &SendMemory,
         peer: Address,
     ) -> Taken {
@@ -244,14 +247,14 @@ impl State {
                 attached.waiting.push(id);
             }
             self.touched.insert(receiver);
-            return Taken::Waits(submission);
+            return Taken::Waits;
         }
         let Some(attached) = self.attached_mut(id) else {
             return Taken::Gone;
         };
         attached.asked = false;
         let delivery = Delivery::OfSocket(submission.slot, attached.number);
-        let extension = extension_of(&submission);
+        let extension = extension_of(submission);
         let payload = memory.bytes(submission.at, submission.length);
         self.deliver_here(id, &target, found, payload, extension, delivery);
         steps::pass(Step::DeliveredHere);
