@@ -214,6 +214,35 @@ fn a_full_account_refuses_and_tells_when_it_is_half_free() {
 }
 
 #[test]
+fn a_filled_account_is_not_half_free_with_its_first_message() {
+    let mut pair = pair(&small());
+    let mut slots = Vec::new();
+    while !pair.send(1, &[0; 256]).expect("room").is_full {
+        slots.push(pair.take().expect("a message").0);
+    }
+    pair.client.wait_for_room(256);
+    pair.node.free(slots[0]);
+    assert!(!pair.node.must_empty(), "before the client is told");
+    pair.free(slots[1]);
+    assert!(!pair.node.must_empty());
+}
+
+#[test]
+fn a_sender_looks_whether_its_node_lives_if_that_takes_nothing() {
+    let mut pair = pair(&Sizes {
+        submissions: 256,
+        ..small()
+    });
+    let must_look = |pair: &Pair| pair.send(1, b"").expect("room").must_look;
+    assert_eq!((0..64).filter(|_| must_look(&pair)).count(), 1);
+    for _ in 0..20 {
+        pair.take().expect("a message");
+        assert!(!must_look(&pair), "it is behind, and takes");
+    }
+    assert_eq!((0..64).filter(|_| must_look(&pair)).count(), 1);
+}
+
+#[test]
 fn no_destination_holds_the_socket() {
     let pair = pair(&small());
     while pair.send(1, &[0; 1024]).is_ok() {}
