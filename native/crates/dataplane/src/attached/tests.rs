@@ -288,6 +288,27 @@ fn a_message_leaves_on_a_path_and_is_freed_when_the_peer_has_it() {
 }
 
 #[test]
+fn what_fills_a_control_socket_stays_until_half_of_the_account_is_free() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    let is_filled = || poll_now(client.kept.node_end.get(), libc::POLLIN) & libc::POLLIN != 0;
+    for _ in 0..4 {
+        client.send(route, PEER_PORT, &[9; 16_384]).unwrap();
+    }
+    world.progress(0);
+    assert!(!is_filled(), "a doorbell is heard");
+    client.side.wait_for_room(1000);
+    client.ring(); // the node looked before the word was set
+    for acknowledged in 1..4 {
+        world.progress(0);
+        assert_eq!(is_filled(), acknowledged < 3, "{acknowledged}");
+        remote.say(acknowledgement(acknowledged), b"");
+    }
+}
+
+#[test]
 fn what_arrives_lies_in_the_memory_of_its_socket() {
     let world = World::new();
     let client = Client::new(&world, 1, PORT);
