@@ -32,7 +32,7 @@ pub struct Outgoing {
     pub extension_bytes: u8,
 }
 
-/// After so many messages of which an awake node took none their sender looks whether it lives: one
+/// After so many messages of which an awake node took none their sender looks whether it is there: one
 /// that was killed awake asks for no doorbell any more.
 const UNTAKEN_LOOK: u64 = 64;
 

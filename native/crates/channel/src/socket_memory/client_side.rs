@@ -60,7 +60,7 @@ pub type Route = u32;
 pub struct ClientSide {
     pub(super) area: Area,
     pub(super) layout: Layout,
-    /// How many submissions the node had taken when this process last asked whether it lives.
+    /// How many submissions the node had taken when this process last asked whether it is there.
     pub(super) taken_before: AtomicU64,
 }
 

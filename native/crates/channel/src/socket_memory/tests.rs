@@ -228,7 +228,7 @@ fn a_filled_account_is_not_half_free_with_its_first_message() {
 }
 
 #[test]
-fn a_sender_looks_whether_its_node_lives_if_that_takes_nothing() {
+fn a_sender_asks_for_its_node_if_that_takes_nothing() {
     let mut pair = pair(&Sizes {
         submissions: 256,
         ..small()
