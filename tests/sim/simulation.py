@@ -101,14 +101,11 @@ class Simulation:
             self.restart(node.local)
 
     def steal(self, thief: Thief) -> None:
-        """Have the thief connect once the peer is there, and lose further paths meanwhile."""
+        """Have the thief connect once the peer is there."""
         victim, random = self.nodes[HIGH], self.random
         assert isinstance(victim, OwnNode)
         if not victim.paths[0].first_frame_told:
             return
-        further = [path.socket for path in victim.paths[1:] if path.socket is not None]
-        if further and random.random() < 0.3:
-            random.choice(further).break_stream()
         for _ in range(random.randrange(3)):
             thief.connect()
 

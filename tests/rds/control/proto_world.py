@@ -119,6 +119,7 @@ class Node:
     ) -> None:
         self.world = world
         self.local = local
+        self.generation = generation
         self.alive = True
         self.reachable = True
         self.log: list[Action] = []
@@ -285,7 +286,9 @@ class Node:
         if end.frames == 1:
             if end.held is Hold.FIRST_FRAME:
                 self._unhold(end)
-            connection.handle_first_frame(end.index, end.attachment, now_ns, generation_told=True)
+            sender = None if end.twin is None else end.twin.node
+            generation = None if sender is None else sender.generation
+            connection.handle_first_frame(end.index, end.attachment, now_ns, generation=generation)
             self.act()
         if frame.source_port is not None and end.index is not None:
             connection.handle_control(

@@ -162,7 +162,7 @@ def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(generation: in
     core.handle_first_frame(0, 1, 0, generation=100)
     tell(PROBE_PORT, PING_PORT, None)  # its probe, which has none
     down(core, 0, 2, 0)
-    core.handle_accepted(2, 40001, 0)
+    core.handle_accepted(2, 40008, 0)
     core.handle_first_frame(0, 2, 0, generation=generation)
     tell(PROBE_PORT, PING_PORT, generation)
     kinds = [type(action) for action in iter(high.endpoint.poll_event, None)]

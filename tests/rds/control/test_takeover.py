@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rds.control.proto_world import (
-    HIGH,
-    LOW,
-    MS,
-    SECOND,
-    End,
-    Node,
-    World,
-    control,
-    paths_match,
-)
+from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, End, Node, World, control
 from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import Attach, Reason, Refuse, Refused, SendControl
 from urds.rds.control.tcp_peer import TcpPeer
@@ -82,53 +72,6 @@ def test_a_peer_keeps_its_stream_while_the_handshake_is_under_way(is_known: bool
     world.run(10 * SECOND)
     assert high.seen(Attach) == []
     assert (peer.stats.takeovers_refused, peer.stats.superseded) == (1, 0)
-
-
-def _thief_on_path_1(world: World, low: Node, high: Node, generation: int | None = 999) -> None:
-    """Have a thief be faster than the peer, whose stream of path 1 was lost."""
-    low.alive = False
-    high.reset(LOW, 1)
-    end = high.new_end(40_001)
-    high.endpoint.handle_accepted(end.number, LOW, end.source_port, world.now_ns)
-    high.act()
-    peer = high.to(LOW)
-    peer.handle_first_frame(1, peer._paths[1].attachment, world.now_ns, generation_told=True)
-    mark = Mark(Capability.GENERATION_HELLO) if generation else None
-    handshake = Handshake(npaths=2, generation=generation, mark=mark)
-    control(
-        peer,
-        1,
-        acknowledgement=0,
-        source_port=PROBE_PORT,
-        target_port=PING_PORT,
-        extension=emit_handshake(handshake),
-        now_ns=world.now_ns,
-    )
-    high.act()
-
-
-@pytest.mark.parametrize("generation", [None, 999], ids=["kernel", "restarted"])
-def test_a_peer_that_answers_on_another_path_has_not_restarted(generation: int | None) -> None:
-    world, low, high = met(2)
-    _thief_on_path_1(world, low, high, generation)
-    low.alive = True
-    world.run(10 * SECOND)
-    stats = high.to(LOW).stats
-    assert stats.peer_restarts == 0
-    assert paths_match(low, high)
-    assert len(high.attached) == 2
-
-
-def test_a_restart_is_believed_when_no_other_path_answers() -> None:
-    """Its host swallowed the ends of the streams that are left."""
-    world, low, high = met(2)
-    _thief_on_path_1(world, low, high)
-    new = Node(world, LOW, generation=999, npaths=2)
-    new.want(HIGH)
-    world.run(QUESTION_NS + SECOND)
-    assert high.to(LOW).stats.peer_restarts == 1
-    assert high.to(LOW).stats.takeovers_refused == 0
-    assert paths_match(new, high)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

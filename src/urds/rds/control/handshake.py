@@ -78,11 +78,6 @@ class PeerFacts:
             and self.generation != handshake.generation
         )
 
-    def is_contradicted_by(self, handshake: Handshake) -> bool:
-        """Tell whether a known urds node would be another one, or none, by a handshake."""
-        is_another = handshake.mark is None or self.has_restarted(handshake)
-        return self.kind is PeerKind.URDS and is_another
-
     def learn(self, handshake: Handshake, settings: ConnectionSettings) -> PeerFacts:
         """Return what is known after a handshake.
 

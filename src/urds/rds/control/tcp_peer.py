@@ -234,7 +234,7 @@ class TcpPeer:
             if path.held:
                 path.timers.set(TimerKind.ANSWER, now_ns + self.settings.hello_wait_ns)
         elif self.facts.kind is PeerKind.UNKNOWN:
-            if self.settings.npaths == 1 and not generation_told:
+            if self.settings.npaths == 1 and generation is None:
                 self._handshakes.release(path)  # of a kernel: its ports tell no path
             self._handshakes.await_answer(path, now_ns)
         else:
@@ -307,9 +307,6 @@ class TcpPeer:
             handshake = parse_handshake(extension)
             if not is_ping:
                 self._streams.handle_answer(path, now_ns)
-            is_doubtful = not self.lower and self.facts.is_contradicted_by(handshake)
-            if is_doubtful and self._streams.ask_elsewhere(path, now_ns):
-                return
             self._learn(path, handshake, now_ns)
             if not self._streams.drop_misplaced(path, now_ns):
                 self._react(path, handshake, is_ping, acknowledgement, now_ns)
@@ -338,7 +335,7 @@ class TcpPeer:
         elif kind is TimerKind.GIVE_UP:
             self._connector.give_up(path, now_ns)
         elif kind is TimerKind.LIVENESS:
-            self._streams.handle_no_answer(path, now_ns)
+            self._streams.attach_second(path, now_ns)
         else:
             self._handle_silence(path, now_ns)
 

@@ -257,19 +257,6 @@ class TcpStreams:
         if self.waiting.is_asked(path):
             self.ask(path, now_ns)
 
-    def ask_elsewhere(self, path: TcpPath, now_ns: int) -> bool:
-        """Ask a peer over its other paths whether it restarted; the stream that says so is dropped.
-
-        It may be a thief's, that connected while this path had none. The peer connects again.
-        """
-        is_up = [other for other in self._paths if other.state is PathState.UP]
-        others = [other for other in is_up if other is not path]
-        for other in others:
-            self.ask(other, now_ns)
-        if others:
-            self.drop(path, now_ns)
-        return bool(others)
-
     def ask(self, path: TcpPath, now_ns: int) -> None:
         """Ask the peer whether it is still there: it answers, or its stream ends in time."""
         self.waiting.await_answer(path, now_ns)
@@ -285,11 +272,6 @@ class TcpStreams:
             self.ask_about_second(path, now_ns)
         elif path.confirmed:
             self.waiting.handle_answer(path, now_ns)
-
-    def handle_no_answer(self, path: TcpPath, now_ns: int) -> None:
-        """Count the peer as gone from a path: it does not answer."""
-        if not self.attach_second(path, now_ns):
-            self.drop(path, now_ns)
 
     def place_parked(self, now_ns: int) -> None:
         """Place the parked streams; where there is one path, the newest supersedes the others."""
