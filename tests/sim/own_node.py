@@ -66,6 +66,7 @@ class OwnNode:
         npaths: int,
         generation: int,
         clock_ahead_ms: int = 0,
+        **settings: int,
     ) -> None:
         self.network = network
         self.world: World = network.world
@@ -96,7 +97,9 @@ class OwnNode:
         self.endpoint = LocalAddress(
             local=local,
             settings=LocalAddressSettings(),
-            connection_settings=ConnectionSettings(generation=generation, npaths=npaths),
+            connection_settings=ConnectionSettings(
+                generation=generation, npaths=npaths, **settings
+            ),
             random=self.world.random,
         )
         network.join(local, self)

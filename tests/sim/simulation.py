@@ -15,6 +15,7 @@ from tests.sim.world import MS, SECOND, Socket, World
 
 LOW, HIGH = IPv4Address("127.0.0.1"), IPv4Address("127.0.0.2")
 HEALED_NS = 120 * SECOND  # the longest a healed pair may take
+ANSWERED_WITHIN_NS = 10 * SECOND  # over the slowest stream, behind all that waits
 CLOCKS_AHEAD_MS = (-86_400_000, -1_000, -40, -1, 0, 0, 1, 1_000)  # of a life, where clocks are set
 
 
@@ -23,8 +24,8 @@ class Simulation:
 
     With `clocks_set` each life has a clock of its own, so that many begin before the one before.
     Of several `npaths` each life has one. With a `thief` the higher node is connected to from the
-    lower one's address while that lives; then nothing takes longer than the higher one waits for
-    an answer, and path 0 is not broken: the first to connect to a path without a stream has it.
+    lower one's address while that lives; then the higher one waits long enough for an answer,
+    and nothing is broken: the first to connect to a path without a stream has it.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Simulation:
         self.restarts = restarts
         self.kernels = kernels  # address to release
         self.clocks_set = clocks_set
+        self._settings = {"liveness_wait_ns": ANSWERED_WITHIN_NS} if thief else {}
         self.nodes = {LOW: self.new_node(LOW, HIGH), HIGH: self.new_node(HIGH, LOW)}
         victim = self.nodes[HIGH]
         self.thief = Thief(victim) if thief and isinstance(victim, OwnNode) else None
@@ -67,6 +69,7 @@ class Simulation:
             npaths=self._draw_npaths(),
             generation=generation,
             clock_ahead_ms=ahead_ms,
+            **self._settings,
         )
 
     def _draw_npaths(self) -> int:
