@@ -23,18 +23,6 @@ pytestmark = pytest.mark.loopback_only("the peers have a hundred addresses of 12
 LIMIT = 128
 CONNECTED_MAX = LIMIT // 2
 COMERS = 100
-# No call makes a descriptor any more, and nothing has loaded `logging`.
-WITHOUT_DESCRIPTORS = """
-import resource, sys, urds
-sock = urds.Socket()
-sock.bind((sys.argv[1], 4000))
-limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
-print("bound", "logging" in sys.modules, flush=True)
-sys.stdin.readline()
-resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-print(sock.recv(100), flush=True)
-"""
 # No call makes a descriptor until the limit is there again; nothing has loaded `logging`.
 WITHOUT_DESCRIPTORS = """
 import resource, sys, urds
