@@ -126,13 +126,16 @@ def test_a_reader_that_leaves_ends_the_tool_without_noise() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_full_disk_is_said_on_one_line() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(("argument", "name"), [("--version", b"urds"), ("config", b"urds config")])
+def test_a_full_disk_is_said_on_one_line(argument: str, name: bytes, unbuffered: str) -> None:
+    environ = environment({"PYTHONUNBUFFERED": unbuffered})
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command("without", "--version"),
-            check=False, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=RUN_S_MAX,
+            command("without", argument),
+            check=False, stdout=full, stderr=subprocess.PIPE, env=environ, timeout=RUN_S_MAX,
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, b"urds: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, name + b": No space left on device\n")
 
 
 @pytest.mark.parametrize(

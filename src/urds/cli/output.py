@@ -65,21 +65,39 @@ def guarded(name: str, run: Callable[[], Exit]) -> Exit:
     """Run a command; print its failure as one line of standard error, without a traceback."""
     try:
         with ctrl_c_kept():
-            code = run()
-        sys.stdout.flush()
+            code = _flushed(run)
     except KeyboardInterrupt:
         return interrupted()
-    except BrokenPipeError:
-        # The reader of the pipe ended. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the pipe ended
+        _drop_output()
         return Exit.FAILED
     except (UsageError, SettingError, PlaneError) as wrong:
         complain(name, str(wrong))
         return Exit.USAGE
     except OSError as failure:
         complain(name, reason_of(failure))
+        _drop_output()
         return Exit.FAILED
     return interrupted() if code is Exit.INTERRUPTED else code
+
+
+def _flushed(run: Callable[[], Exit]) -> Exit:
+    """Run a command and flush what it printed, help and version too, which raise SystemExit."""
+    try:
+        code = run()
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _drop_output() -> None:
+    """Drop output that cannot be written: Python would complain of it once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def reason_of(failure: OSError) -> str:

@@ -308,7 +308,7 @@ class TcpPeer:
             if not is_ping:
                 self._streams.handle_answer(path, now_ns)
             self._learn(path, handshake, now_ns)
-            if not self._streams.drop_misplaced(path, now_ns):
+            if not self._streams.drop_misplaced(path, handshake.npaths, now_ns):
                 self._react(path, handshake, is_ping, acknowledgement, now_ns)
         elif is_ping and source_port >= PORT_FIRST:
             self.stats.pings += 1

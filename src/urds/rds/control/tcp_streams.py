@@ -360,9 +360,13 @@ class TcpStreams:
         self._context.emit(Detach(self._context.peer, path.index))
         self.lose(path, now_ns, LossCause.DROPPED)
 
-    def drop_misplaced(self, path: TcpPath, now_ns: int) -> bool:
-        """Drop streams that belong on other paths; tell whether `path` lost its own."""
-        if self._context.lower or not self._handshakes.facts.sport_index:
+    def drop_misplaced(self, path: TcpPath, npaths_of_peer: int | None, now_ns: int) -> bool:
+        """Drop streams that belong on other paths; tell whether `path` lost its own.
+
+        A peer that has one path alone has no stream of another, from whichever port it comes.
+        """
+        is_told = self._handshakes.facts.sport_index and npaths_of_peer != 1
+        if self._context.lower or not is_told:
             return False
         count = PATHS_MAX if self._peer_kind is PeerKind.URDS else len(self._paths)
         for other in self._paths:
