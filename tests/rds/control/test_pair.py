@@ -171,6 +171,27 @@ def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(generation: in
     assert core.facts.generation == generation
 
 
+@pytest.mark.parametrize("npaths", [1, 8])
+def test_a_peer_with_one_path_may_come_from_any_port(npaths: int) -> None:
+    """Something between that changes ports must not keep it out. One with more has to be placed."""
+    _, _, high = pair()
+    core = high.to(LOW)
+    core.handle_accepted(1, 40001, 0)
+    core.handle_first_frame(0, 1, 0, generation=100)
+    mark = Mark(Capability.GENERATION_HELLO)
+    control(
+        core,
+        0,
+        acknowledgement=0,
+        source_port=PROBE_PORT,
+        target_port=PING_PORT,
+        extension=emit_handshake(Handshake(npaths=npaths, generation=100, mark=mark)),
+        now_ns=0,
+    )
+    kinds = [type(action) for action in iter(high.endpoint.poll_event, None)]
+    assert (Detach in kinds, Release in kinds) == (npaths > 1, npaths == 1)
+
+
 def test_a_survivor_calls_a_restarted_peer_that_wants_nothing() -> None:
     """What waits at the survivor would wait for ever if only the lower side called."""
     world, low, high = pair()
