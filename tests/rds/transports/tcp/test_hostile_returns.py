@@ -50,13 +50,12 @@ def evict(lab: Lab, node: Node, host: int) -> None:
     """Have another peer take the only place."""
     evicted = node.counters["evicted"]
     for _ in range(200):
-        connection = lab.connect(OTHER, node.address)
-        with suppress(ConnectionError):  # refused: the peer was being sought at this moment
+        # Refused: the peer was being sought at this moment.
+        with suppress(ConnectionError), lab.connect(OTHER, node.address) as connection:
             connection.sendall(emit_map())
             if connection.recv(1 << 14):
                 leave(connection, node)
                 break
-        connection.close()
     assert node.counters["evicted"] == evicted + 1
     assert not node.knows(lab.address(host))
 
