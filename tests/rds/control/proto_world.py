@@ -13,6 +13,7 @@ from ipaddress import IPv4Address
 from random import Random
 
 from urds.common.types import IPAddress
+from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import (
     Action,
     Attach,
@@ -29,6 +30,7 @@ from urds.rds.control.events import (
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.tcp_peer import TcpPeer
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -180,7 +182,9 @@ class Node:
             case ProbeDeadStream(peer, index):
                 end = self.attached[peer, index]
                 self._send(end, Frame(), past_hold=True)
-                if end.twin is not None and not end.twin.open:  # its host answers with a reset
+                if (
+                    end.twin is not None and not end.twin.open
+                ):  # a host answers what is sent to a closed end with a reset
                     self.world.after(2 * self.world.latency_ns, lambda: self._ended(end))
             case FanIn(peer, count):
                 for key in [key for key in self._attachments if key[0] == peer and key[1] >= count]:
@@ -344,6 +348,28 @@ def down(core: TcpPeer, index: int, frames: int, now_ns: int) -> None:
 
 def control(core: TcpPeer, index: int, **message: object) -> None:
     core.handle_control(index, core._paths[index].attachment, **message)
+
+
+def shake_hands(
+    core: TcpPeer, told: Handshake, *, ping: bool, now_ns: int = 0, index: int = 0
+) -> None:
+    """Report the peer's handshake: a probe or a hello (`ping`), or the answer to ours."""
+    source_port, target_port = (PROBE_PORT, PING_PORT) if ping else (PING_PORT, PROBE_PORT)
+    control(
+        core,
+        index,
+        acknowledgement=0,
+        source_port=source_port,
+        target_port=target_port,
+        extension=emit_handshake(told),
+        now_ns=now_ns,
+    )
+
+
+def of_own(generation: int | None, npaths: int = 1) -> Handshake:
+    """Return what a urds node tells; its probe has no generation."""
+    mark = Mark(Capability.GENERATION_HELLO)
+    return Handshake(npaths=npaths, generation=generation, mark=mark)
 
 
 def paths_match(one: Node, other: Node) -> bool:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.rds.control.proto_world import control, down, first_frame
+from tests.rds.control.proto_world import control, down, first_frame, shake_hands
 from tests.support.lone_peer import LonePeer
 from urds.rds.control.events import (
     Action,
@@ -60,16 +60,7 @@ def actions(core: LonePeer) -> list[Action]:
 def hear(
     core: LonePeer, handshake: Handshake, *, ping: bool, now_ns: int = 0, index: int = 0
 ) -> list[Action]:
-    source_port, target_port = (1, 0) if ping else (0, 1)
-    control(
-        core,
-        index,
-        acknowledgement=0,
-        source_port=source_port,
-        target_port=target_port,
-        extension=emit_handshake(handshake),
-        now_ns=now_ns,
-    )
+    shake_hands(core, handshake, ping=ping, now_ns=now_ns, index=index)
     return actions(core)
 
 

@@ -12,9 +12,10 @@ from tests.rds.control.proto_world import (
     control,
     down,
     first_frame,
+    of_own,
     paths_match,
+    shake_hands,
 )
-from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import (
     Agree,
     Attach,
@@ -32,7 +33,7 @@ from urds.rds.control.events import (
     SendControl,
 )
 from urds.rds.types import AckMode
-from urds.rds.wire.extensions import Handshake, Mark, emit_handshake, parse_handshake
+from urds.rds.wire.extensions import parse_handshake
 
 
 def pair(npaths_low: int = 1, npaths_high: int = 1) -> tuple[World, Node, Node]:
@@ -145,26 +146,13 @@ def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(generation: in
     """Messages go out behind a first map: a restart is not handed again what was handed to it."""
     _, _, high = pair()
     core = high.to(LOW)
-
-    def tell(source_port: int, target_port: int, told: int | None) -> None:
-        mark = Mark(Capability.GENERATION_HELLO)
-        control(
-            core,
-            0,
-            acknowledgement=0,
-            source_port=source_port,
-            target_port=target_port,
-            extension=emit_handshake(Handshake(npaths=1, generation=told, mark=mark)),
-            now_ns=0,
-        )
-
     core.handle_accepted(1, 40000, 0)
     core.handle_first_frame(0, 1, 0, generation=100)
-    tell(PROBE_PORT, PING_PORT, None)  # its probe, which has none
+    shake_hands(core, of_own(None), ping=True)
     down(core, 0, 2, 0)
     core.handle_accepted(2, 40008, 0)
     core.handle_first_frame(0, 2, 0, generation=generation)
-    tell(PROBE_PORT, PING_PORT, generation)
+    shake_hands(core, of_own(generation), ping=True)
     kinds = [type(action) for action in iter(high.endpoint.poll_event, None)]
     restarts = [RestartPeer] * (generation != 100)
     assert [kind for kind in kinds if kind in (RestartPeer, Release)] == [*restarts, Release]
@@ -178,16 +166,7 @@ def test_a_peer_with_one_path_may_come_from_any_port(npaths: int) -> None:
     core = high.to(LOW)
     core.handle_accepted(1, 40001, 0)
     core.handle_first_frame(0, 1, 0, generation=100)
-    mark = Mark(Capability.GENERATION_HELLO)
-    control(
-        core,
-        0,
-        acknowledgement=0,
-        source_port=PROBE_PORT,
-        target_port=PING_PORT,
-        extension=emit_handshake(Handshake(npaths=npaths, generation=100, mark=mark)),
-        now_ns=0,
-    )
+    shake_hands(core, of_own(100, npaths), ping=True)
     kinds = [type(action) for action in iter(high.endpoint.poll_event, None)]
     assert (Detach in kinds, Release in kinds) == (npaths > 1, npaths == 1)
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, End, Node, World, control
-from urds.rds.constants import PING_PORT, PROBE_PORT, Capability
+from tests.rds.control.proto_world import (
+    HIGH,
+    LOW,
+    MS,
+    SECOND,
+    End,
+    Node,
+    World,
+    of_own,
+    shake_hands,
+)
 from urds.rds.control.events import Attach, Reason, Refuse, Refused, SendControl
-from urds.rds.control.tcp_peer import TcpPeer
-from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
+from urds.rds.wire.extensions import Handshake
 
 QUESTION_NS = SECOND // 5
 
@@ -59,14 +67,14 @@ def test_a_peer_keeps_its_stream_while_the_handshake_is_under_way(is_known: bool
     peer = high.to(LOW)
     peer.handle_first_frame(0, 1, world.now_ns, generation=100)
     if is_known:
-        _tell(peer, PROBE_PORT, PING_PORT, generation=None)
+        shake_hands(peer, of_own(None), ping=True, now_ns=SECOND)
     high.act()
     high.log.clear()
     thief = second(high)
-    _tell(peer, PING_PORT, PROBE_PORT, generation=100)
+    shake_hands(peer, of_own(100), ping=False, now_ns=SECOND)
     high.act()
     assert high.seen(Refuse) == [], "it may be older than the thief's stream"
-    _tell(peer, PING_PORT, PROBE_PORT, generation=100)
+    shake_hands(peer, of_own(100), ping=False, now_ns=SECOND)
     high.act()
     assert high.seen(Refuse) == [Refuse(LOW, thief.number)]
     world.run(10 * SECOND)
@@ -82,32 +90,12 @@ def test_an_answer_to_what_greeted_the_peer_does_not_tell(is_there: bool) -> Non
     if not is_there:
         low.close(low.attached[HIGH, 0], silent=True)
     newer = second(high)
-    _tell(high.to(LOW), PING_PORT, PROBE_PORT, generation=100, now_ns=world.now_ns)
+    shake_hands(high.to(LOW), of_own(100), ping=False, now_ns=world.now_ns)
     high.act()
     assert high.seen(Refuse) == []
     world.run(2 * QUESTION_NS)
     assert (Refuse(LOW, newer.number) in high.seen(Refuse)) is is_there
     assert [one.stream for one in high.seen(Attach)][:1] == ([] if is_there else [newer.number])
-
-
-def _tell(
-    peer: TcpPeer,
-    source_port: int,
-    target_port: int,
-    *,
-    generation: int | None,
-    now_ns: int = SECOND,
-) -> None:
-    handshake = Handshake(npaths=1, generation=generation, mark=Mark(Capability.GENERATION_HELLO))
-    control(
-        peer,
-        0,
-        acknowledgement=0,
-        source_port=source_port,
-        target_port=target_port,
-        extension=emit_handshake(handshake),
-        now_ns=now_ns,
-    )
 
 
 def test_a_silent_peer_is_waited_for_at_most_200_ms() -> None:
@@ -179,15 +167,7 @@ def test_a_newer_stream_that_need_not_wait_ends_the_wait_of_an_older() -> None:
     world, low, high = met()
     low.close(low.attached[HIGH, 0], silent=True)
     older = second(high)
-    control(
-        high.to(LOW),
-        0,
-        acknowledgement=0,
-        source_port=PROBE_PORT,
-        target_port=PING_PORT,
-        extension=emit_handshake(Handshake(npaths=1)),
-        now_ns=world.now_ns,
-    )
+    shake_hands(high.to(LOW), Handshake(npaths=1), ping=True, now_ns=world.now_ns)
     newer = second(high)
     assert [action.stream for action in high.seen(Attach)] == [newer.number]
     assert high.seen(Refuse) == [Refuse(LOW, older.number)]

@@ -127,15 +127,11 @@ class WaitingStreams:
         """Set when the peer counts as gone from the path."""
         path.timers.set(TimerKind.LIVENESS, now_ns + self._context.settings.liveness_wait_ns)
 
-    def is_asked(self, path: TcpPath) -> bool:
-        """Tell whether the peer is asked over a path, or will be once that is confirmed."""
-        return path.timers.get(TimerKind.LIVENESS) is not None
-
     def handle_answer(self, path: TcpPath, now_ns: int) -> None:
         """Refuse the stream that waited, if one did: the peer is still there."""
-        path.timers.cancel(TimerKind.LIVENESS)
         if path.index in self.seconds:
             self._answered_ns[path.index] = now_ns
+            path.timers.cancel(TimerKind.LIVENESS)
             self._refuse_second(path)
 
     def _refuse_second(self, path: TcpPath) -> None:
@@ -254,7 +250,7 @@ class TcpStreams:
 
         The peer was there a moment ago, so it has the whole time again, once.
         """
-        if self.waiting.is_asked(path):
+        if path.index in self.waiting.seconds:
             self.ask(path, now_ns)
 
     def ask(self, path: TcpPath, now_ns: int) -> None:
