@@ -29,9 +29,8 @@ from urds.verbs.providers.shm.messages import (
     emit_message,
     parse_message,
 )
-from urds.verbs.providers.shm.slot_packets import emit_slot, packets_of
+from urds.verbs.providers.shm.slot_packets import emit_slot, parse_slot
 from urds.verbs.providers.shm.slots import (
-    BURST,
     FIELDS,
     PAYLOAD_BYTES_MAX,
     RING_BYTES,
@@ -128,18 +127,15 @@ def shm_message(data: bytes) -> None:
 
 
 def slot(data: bytes) -> None:
-    """Read a slot, or a burst; a packet must come out as the same fields again."""
+    """Read a slot; its packet must come out as the same fields again."""
     if len(data) < FIELDS.size:
         return
     given = Slot(FIELDS.unpack_from(data), data[FIELDS.size :])
     with suppress(RemoteProtocolError):
-        found = list(packets_of(given))
-        assert 1 <= len(found) <= 32
-        for record in found:
-            assert max(record.target_qpn, record.psn) <= PSN_MASK
-        if given.fields[0] != BURST:
-            fields, part = emit_slot(found[0])
-            assert list(packets_of(Slot(fields, part))) == found
+        found = parse_slot(given)
+        assert max(found.target_qpn, found.psn) <= PSN_MASK
+        fields, part = emit_slot(found)
+        assert parse_slot(Slot(fields, part)) == found
 
 
 def slots(raw: bytes) -> None:
@@ -175,7 +171,7 @@ def _slot_step(script: Script, memory: Direction, reader: SlotReader, writer: Sl
         taken = reader.take()
         if taken is not None:
             assert len(taken.payload) <= PAYLOAD_BYTES_MAX
-            list(packets_of(taken))
+            parse_slot(taken)
     elif action & 3 == 1:
         reader.free()
         reader.tell_freed()
@@ -277,10 +273,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\1" + emit_message(MapReply(9, 0x100, 1 << 40, 4096, 1)),
         b"\0" + emit_message(MapReject(9, 0x100)),
     ),
-    "slot": (
-        *(_as_slot(each) for each in PACKETS),
-        FIELDS.pack(BURST, *[0] * 9, 1) + bytes([0, 0, 0, 3]) + bytes(28),
-    ),
+    "slot": (*(_as_slot(each) for each in PACKETS),),
     "slots": (
         b"\x16hello\0\1" * 20 + b"\x00\x01" + bytes([_WORD_STEPS[0], 0, 0, 0, 9, 2, 2]),
         b"\xfe" * 80 + b"\x00\x01" * 9,

@@ -6,7 +6,6 @@ import os
 import random
 import select
 import socket
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from urds.verbs.providers.shm.messages import (
 from urds.verbs.providers.shm.peers import PENDING_MAX
 from urds.verbs.providers.shm.rendezvous import Rendezvous, check_user
 from urds.verbs.providers.shm.slots import (
-    BURST,
     PAYLOAD_BYTES_MAX,
     RING_BYTES,
     SLOT_BYTES,
@@ -141,7 +139,7 @@ def test_a_count_of_what_was_freed_that_lies_ends_the_channel(
     "content",
     [fields(9 + 64), fields(7), fields(0, zero=1), fields(0, target=1 << 24),
      fields(0, psn=1 << 24), fields(0, flags=64 | 3), fields(1, flags=32 | 3),
-     fields(BURST, target=0, flags=0)],
+     fields(32)],
 )  # fmt: skip
 def test_a_slot_that_cannot_be_ends_the_channel(pair: tuple[Side, Side], content: Fields) -> None:
     left, right = pair
@@ -162,24 +160,6 @@ def test_slots_to_absent_queue_pairs_do_no_more_than_count(pair: tuple[Side, Sid
     left.send(10)
     assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
     assert right.adapter.packets.dropped_unknown == 300
-
-
-def test_a_burst_of_a_writer_that_gathers_is_read(pair: tuple[Side, Side]) -> None:
-    """This side writes none itself; each record is executed as a slot of its own would be."""
-    left, right = pair
-    for wr_id in range(3):
-        right.receive(10, offset=100 * wr_id, wr_id=wr_id)
-    with left.adapter.lock:
-        psn, msn = left.qp._requester._next_psn, left.qp._requester._next_msn
-        records = b"".join(
-            struct.pack("=HBBIIIIIQ", 5, 0, 3 | 8, right.qp.qpn, psn + index, msn + index, 0, 0, 0)
-            + bytes([65 + index]) * 5 + bytes(11)
-            for index in range(3)
-        )  # fmt: skip
-        write_slot(left, (BURST, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3), records)
-    assert [(wc.wr_id, wc.byte_len) for wc in right.poll(3)] == [(0, 5), (1, 5), (2, 5)]
-    for at, letter in ((0, b"A"), (100, b"B"), (200, b"C")):
-        assert right.view[at : at + 5] == letter * 5
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
 use urds_channel::slots::{
-    BURST_PAYLOAD_BYTES_MAX, Fields, Freed, Reader, SLOT_BYTES, SlotMemory, Word, Writer, flags,
-    kinds,
+    Fields, Freed, Reader, SLOT_BYTES, SlotMemory, Word, Writer, flags, kinds,
 };
 
 const STEPS_MAX: usize = 60;
@@ -27,8 +26,6 @@ const SHORT_BYTES: usize = 300;
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Step {
     Put(u16),
-    /// So many records, their lengths.
-    Burst(u8, [u8; 3]),
     Take(u8),
     ReaderSleeps,
     WriterSleeps(u16),
@@ -192,7 +189,6 @@ impl World {
     fn follow(&mut self, step: Step) {
         match step {
             Step::Put(bytes) => self.put(length(bytes)),
-            Step::Burst(count, lengths) => self.burst(usize::from(count % 34), lengths),
             Step::Take(count) => (0..count % 40).for_each(|_| self.take()),
             Step::ReaderSleeps => {
                 let asleep = self.reader.sleep(&self.memory, &mut || ());
@@ -272,30 +268,13 @@ impl World {
         self.writer.must_ring(&self.memory);
     }
 
-    fn burst(&mut self, count: usize, lengths: [u8; 3]) {
-        let lengths = lengths.into_iter().cycle().take(count);
-        let records: Vec<_> = lengths.map(|length| (self.fields(), length)).collect();
-        let memory = &self.memory;
-        let Ok(Some(mut burst)) = self.writer.burst(memory) else {
-            return;
-        };
-        for (fields, length) in records {
-            let bytes = (usize::from(length) * 2).min(BURST_PAYLOAD_BYTES_MAX);
-            let payload = vec![length; bytes];
-            if burst.add(&fields, bytes, |at| memory.copy_in(at, &payload)) {
-                self.queue.push_back((fields, payload));
-            }
-        }
-        burst.publish();
-    }
-
     fn take(&mut self) {
         let mut rung = 0;
         let taken = self.reader.take(&self.memory, &mut || rung += 1);
         assert!(rung <= 1, "one word, one doorbell");
         let expected = self.queue.pop_front();
         if let Ok(Some(taken)) = taken {
-            assert!(taken.bytes <= Memory::PAYLOAD_BYTES_MAX && taken.fields.kind != kinds::BURST);
+            assert!(taken.bytes <= Memory::PAYLOAD_BYTES_MAX);
             let mut payload = vec![0; taken.bytes];
             self.memory.copy_out(taken.at, &mut payload);
             assert!(!self.is_honest || expected == Some((taken.fields, payload)));

@@ -1,14 +1,13 @@
-"""Packets as slots: each comes back as it was, bursts are read, and what cannot be is refused."""
+"""Packets as slots: each comes back as it was, and what cannot be is refused."""
 
 from dataclasses import replace
-from struct import pack
 
 import pytest
 
 from urds.common.errors import RemoteProtocolError
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.providers.shm.slot_packets import emit_slot, packets_of, parse_slot
-from urds.verbs.providers.shm.slots import BURST, Fields, Slot
+from urds.verbs.providers.shm.slot_packets import emit_slot, parse_slot
+from urds.verbs.providers.shm.slots import Fields, Slot
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 ALL_ONES = (1 << 64) - 1
@@ -63,7 +62,6 @@ def test_a_packet_comes_back(packet: Packet, acknowledged: int | None) -> None:
     slot = slot_of(packet)
     assert slot.fields[ZERO] == 0
     assert parse_slot(slot) == packet
-    assert list(packets_of(slot)) == [packet]
 
 
 def test_an_acknowledgement_that_is_not_flagged_is_none() -> None:
@@ -103,64 +101,3 @@ def test_a_placed_write_is_one_packet(flags: int) -> None:
 def test_only_a_send_invalidates() -> None:
     with pytest.raises(RemoteProtocolError):
         parse_slot(changed(slot_of(PACKETS[3]), FLAGS, 3 | 32))
-
-
-# -- bursts
-
-
-def record(kind: int, payload: bytes, *, flags: int = 3, psn: int = 0, size: int | None = None,
-           immediate: int = 0, address: int = 0, acknowledged: int = 0) -> bytes:  # fmt: skip
-    head = pack(
-        "=HBBIIIIIQ", len(payload) if size is None else size, kind, flags, 9, psn, 1, immediate,
-        acknowledged, address,
-    )  # fmt: skip
-    return (head + payload).ljust(-(-(32 + len(payload)) // 16) * 16, b"\xee")
-
-
-def burst(*records: bytes, count: int | None = None, **changes: int) -> Slot:
-    told = len(records) if count is None else count
-    slot = Slot((BURST, 0, 0, 0, 0, 0, 0, 0, 0, 0, told), memoryview(b"".join(records)))
-    for name, value in changes.items():
-        slot = changed(slot, globals()[name], value)
-    return slot
-
-
-def test_a_burst_is_its_packets_in_order() -> None:
-    found = list(
-        packets_of(
-            burst(
-                record(0, b"a" * 5, psn=1, flags=3 | 16, immediate=8),
-                record(1, b"w" * 256, psn=2, immediate=0x700, address=4096),
-                record(0, b"", psn=3, flags=3 | 128, acknowledged=44),
-            )
-        )
-    )
-    assert [(packet.kind, packet.psn) for packet in found] == [
-        (PacketKind.SEND, 1), (PacketKind.WRITE, 2), (PacketKind.SEND, 3)
-    ]  # fmt: skip
-    assert found[0].immediate == 8 and found[0].payload == b"a" * 5
-    assert (found[1].rkey, found[1].address, found[1].immediate) == (0x700, 4096, 0)
-    assert found[1].payload == b"w" * 256 and found[2].acknowledged == 44
-
-
-def test_a_full_burst_is_read() -> None:
-    assert len(list(packets_of(burst(*[record(0, b"z" * 256)] * 32)))) == 32
-
-
-@pytest.mark.parametrize(
-    "slot",
-    [
-        burst(count=0), burst(*[record(0, b"")] * 33), burst(record(0, b""), count=2),
-        burst(record(0, b""), record(0, b""), count=1), burst(record(0, b"abc", size=60)),
-        burst(record(0, b"a" * 257)), burst(record(2, b"")), burst(record(0, b"", flags=1)),
-        burst(record(1, b"", flags=3 | 64)), burst(record(1, b"", flags=3 | 16)),
-        burst(record(1, b"", flags=3 | 32)), burst(record(0, b""), FLAGS=3),
-        burst(record(0, b""), TARGET=1), burst(record(0, b""), ZERO=1),
-        burst(record(0, b"")[:20]), burst(record(0, b"") + bytes(16)),
-        burst(record(0, b"", psn=1 << 24)), burst(record(0, b"", acknowledged=1 << 24)),
-        burst(record(BURST, b"")),
-    ],
-)  # fmt: skip
-def test_a_burst_that_lies_is_refused(slot: Slot) -> None:
-    with pytest.raises(RemoteProtocolError):
-        list(packets_of(slot))

@@ -8,8 +8,6 @@ import pytest
 from tests.support.cuts import through_all_steps
 from urds.common.errors import RemoteProtocolError
 from urds.verbs.providers.shm.slots import (
-    BURST,
-    FIELDS,
     INLINE_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     RING_BYTES,
@@ -357,14 +355,6 @@ def test_the_stamp_is_written_last(size: int) -> None:
     this.write(1, bytes(range(1, size + 1)))
     assert seen == [(bytes(this.memory.slots[8:SLOT_BYTES]), bytes(this.memory.ring[:size]))]
     assert this.take() == (1, bytes(range(1, size + 1)))
-
-
-def test_a_burst_lies_in_the_ring_however_short() -> None:
-    this = world()
-    FIELDS.pack_into(this.memory.slots, 8, *fields(1, BURST))
-    this.memory.ring[:8] = b"recorded"
-    this.memory.stamps[0] = 1 << 32 | 8
-    assert this.take() == (1, b"recorded")
 
 
 def test_noise_in_the_memory_never_does_more_than_end_it() -> None:

@@ -23,7 +23,7 @@ mod writer;
 pub use fields::{Fields, flags, kinds};
 pub use placing::{is_placing, place, revoke};
 pub use reader::{Reader, Taken};
-pub use writer::{Burst, Writer};
+pub use writer::Writer;
 
 use crate::atomics::{AtomicU32, AtomicU64};
 
@@ -37,19 +37,10 @@ pub const RING_BYTES: usize = 1 << 20;
 pub const PAYLOAD_BYTES_MAX: usize = 256 << 10;
 /// The longest payload that lies in its slot.
 pub const INLINE_BYTES: usize = SLOT_BYTES - AT_PAYLOAD;
-/// The longest payload of a record in a burst, and the most records.
-pub const BURST_PAYLOAD_BYTES_MAX: usize = 256;
-/// The most records of a burst.
-pub const BURST_RECORDS_MAX: usize = 32;
-/// The longest burst.
-pub const BURST_BYTES_MAX: usize =
-    BURST_RECORDS_MAX * (BURST_HEADER_BYTES + BURST_PAYLOAD_BYTES_MAX);
 
 const AT_FIELDS: usize = 8;
 const AT_PAYLOAD: usize = 48;
 pub(crate) const RING_STEP_BYTES: usize = 64;
-const BURST_HEADER_BYTES: usize = 32;
-const BURST_STEP_BYTES: usize = 16;
 pub(crate) const EIGHTHS: usize = 8;
 
 /// What the other side wrote that breaks the format.
@@ -63,8 +54,6 @@ pub enum ChannelError {
     Flags,
     /// Payload that is longer than its kind may have, or not as long as it must be.
     Payload,
-    /// Records that do not fill their burst, or cannot be in one.
-    Burst,
 }
 
 /// A rule that a test may break, see `crate::rules`.

@@ -1,9 +1,6 @@
-//! Fields of a slot and of a record in a burst: written, read and checked.
+//! Fields of a slot: written, read and checked.
 
-use super::{
-    BURST_BYTES_MAX, BURST_HEADER_BYTES, BURST_PAYLOAD_BYTES_MAX, BURST_RECORDS_MAX,
-    BURST_STEP_BYTES, ChannelError,
-};
+use super::ChannelError;
 
 /// Kinds of packet, as in `urds.verbs.engine.packets`.
 pub mod kinds {
@@ -18,8 +15,6 @@ pub mod kinds {
     pub const ATOMIC_RESPONSE: u8 = 9;
     pub const ACK: u8 = 10;
     pub const DATAGRAM: u8 = 16;
-    /// Several small packets.
-    pub const BURST: u8 = 32;
 }
 
 /// Flags of a packet, as in `urds.verbs.engine.packets`, and one of the channel.
@@ -60,15 +55,13 @@ pub struct Fields {
     pub address: u64,
     /// Of a datagram: the `Q_Key`.
     pub key: u32,
-    /// Offset in the message; length of a READ or of a placed WRITE; syndrome of an ACK; records of
-    /// a burst.
+    /// Offset in the message; length of a READ or of a placed WRITE; syndrome of an ACK.
     pub length: u32,
 }
 
 /// Bytes of the fields, without the stamp.
 pub(super) const FIELDS_BYTES: usize = 40;
 pub(super) type FieldsBytes = [u8; FIELDS_BYTES];
-pub(super) type RecordBytes = [u8; BURST_HEADER_BYTES];
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_ne_bytes([bytes[at], bytes[at + 1]])
@@ -123,60 +116,6 @@ impl Fields {
     }
 
     #[inline]
-    pub(super) fn to_record(self, payload: usize) -> RecordBytes {
-        let mut bytes = [0; BURST_HEADER_BYTES];
-        let is_write = self.kind == kinds::WRITE;
-        let immediate = if is_write { self.key } else { self.immediate };
-        // At most `BURST_PAYLOAD_BYTES_MAX`.
-        let payload = u16::try_from(payload).unwrap_or(u16::MAX);
-        bytes[0..2].copy_from_slice(&payload.to_ne_bytes());
-        (bytes[2], bytes[3]) = (self.kind, self.flags);
-        bytes[4..8].copy_from_slice(&self.target.to_ne_bytes());
-        bytes[8..12].copy_from_slice(&self.psn.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&self.msn.to_ne_bytes());
-        bytes[16..20].copy_from_slice(&immediate.to_ne_bytes());
-        bytes[20..24].copy_from_slice(&self.acknowledged.to_ne_bytes());
-        bytes[24..32].copy_from_slice(&self.address.to_ne_bytes());
-        bytes
-    }
-
-    /// Read and check a record of a burst; return it and the bytes of its payload.
-    #[inline]
-    pub(super) fn of_record(bytes: &RecordBytes) -> Result<(Self, usize), ChannelError> {
-        let payload = usize::from(u16_at(bytes, 0));
-        let word = u32_at(bytes, 16);
-        let is_write = bytes[2] == kinds::WRITE;
-        let fields = Self {
-            kind: bytes[2],
-            flags: bytes[3],
-            target: u32_at(bytes, 4),
-            psn: u32_at(bytes, 8),
-            msn: u32_at(bytes, 12),
-            immediate: if is_write { 0 } else { word },
-            acknowledged: u32_at(bytes, 20),
-            address: u64_at(bytes, 24),
-            key: if is_write { word } else { 0 },
-            length: 0,
-        };
-        if !fields.fits_burst(payload) {
-            return Err(ChannelError::Burst);
-        }
-        fields.check(payload)?;
-        Ok((fields, payload))
-    }
-
-    /// Return whether a packet may be a record of a burst.
-    #[inline]
-    pub fn fits_burst(&self, payload: usize) -> bool {
-        let fits_kind = match self.kind {
-            kinds::SEND => true,
-            kinds::WRITE => self.flags & (flags::IMMEDIATE | flags::PLACED) == 0,
-            _ => false,
-        };
-        fits_kind && self.flags & ONLY == ONLY && payload <= BURST_PAYLOAD_BYTES_MAX
-    }
-
-    #[inline]
     fn check(&self, payload: usize) -> Result<(), ChannelError> {
         let acknowledges = self.flags & flags::ACKNOWLEDGES != 0;
         let has_small_numbers = (self.target | self.psn | self.acknowledged) <= NUMBER_MAX;
@@ -198,25 +137,12 @@ impl Fields {
                 payload == OPERANDS_BYTES
             }
             kinds::READ_REQUEST | kinds::ATOMIC_RESPONSE | kinds::ACK => payload == 0,
-            kinds::BURST => return self.check_burst(payload),
             _ => return Err(ChannelError::Kind),
         };
         if fits {
             Ok(())
         } else {
             Err(ChannelError::Payload)
-        }
-    }
-
-    fn check_burst(&self, payload: usize) -> Result<(), ChannelError> {
-        let fits = (1..=BURST_RECORDS_MAX).contains(&(self.length as usize))
-            && payload.is_multiple_of(BURST_STEP_BYTES)
-            && payload <= BURST_BYTES_MAX
-            && self.flags == 0;
-        if fits {
-            Ok(())
-        } else {
-            Err(ChannelError::Burst)
         }
     }
 }

@@ -80,24 +80,6 @@ fn check_slots(direction: &Direction<'_>) {
         )),
         Ok(true)
     );
-    let mut burst = writer.burst(direction).unwrap().expect("room");
-    assert!(burst.add(&fields, 5, |at| assert_eq!(
-        at,
-        SLOTS * SLOT_BYTES + 128 + 32
-    )));
-    burst.publish();
-    let mut record = [0; 32];
-    direction.copy_out(SLOTS * SLOT_BYTES + 128, &mut record);
-    assert_eq!(record[..4], [5, 0, 1, 0x83]);
-    assert_eq!(record[16..20], 0xDEAD_BEEFu32.to_ne_bytes());
-    assert_eq!(record[20..24], 0x00FF_FFFEu32.to_ne_bytes());
-    assert_eq!(record[24..32], (u64::MAX - 5).to_ne_bytes());
-    area.copy_out(slots + 2 * SLOT_BYTES, &mut slot);
-    assert_eq!(
-        slot[..12],
-        [stamp(3, 48).to_ne_bytes().as_slice(), &[32, 0, 0, 0]].concat()
-    );
-    assert_eq!(slot[44..48], 1u32.to_ne_bytes());
 }
 
 /// Return what a reader says to a slot that a writer without checks has published.
@@ -175,6 +157,7 @@ fn numbers_that_do_not_fit_are_refused() {
 fn slots_that_no_writer_publishes_are_refused() {
     let wrong = [
         (7, WHOLE, 0, ChannelError::Kind),
+        (32, WHOLE, 0, ChannelError::Kind),
         (255, WHOLE, 0, ChannelError::Kind),
         (
             kinds::WRITE,
@@ -206,42 +189,10 @@ fn slots_that_no_writer_publishes_are_refused() {
             "{kind}"
         );
     }
-    for (length, bytes) in [(0, 32), (33, 4096), (1, 40), (1, 16)] {
-        let fields = Fields {
-            length,
-            ..of(kinds::BURST, 0)
-        };
-        assert_eq!(verdict(&fields, bytes, |_| ()), Err(ChannelError::Burst));
-    }
     let zero = |own: &Own| own.copy_in(10, &[1]);
     assert_eq!(verdict(&send(1), 0, zero), Err(ChannelError::Fields));
     let long = |own: &Own| own.stamps[0].store(stamp(1, 10_241), Ordering::Relaxed);
     assert_eq!(verdict(&send(1), 0, long), Err(ChannelError::Payload));
-}
-
-#[test]
-fn records_that_do_not_fill_their_burst_are_refused() {
-    let header = Own::SLOTS * SLOT_BYTES;
-    for (at, byte, error) in [
-        (0, 17, ChannelError::Burst), // the second one begins later than it does
-        (1, 1, ChannelError::Burst),  // 256 bytes more
-        (2, 10, ChannelError::Burst), // an ACK
-        (3, 1, ChannelError::Burst),  // not the last packet of its message
-        (3, 0x13 | 64, ChannelError::Burst),
-        (11, 1, ChannelError::Fields), // PSN
-        (48, 0, ChannelError::Burst),  // the last one is shorter
-        (48, 33, ChannelError::Burst), // or longer
-    ] {
-        let own = Own::new(Own::RING_BYTES);
-        let mut writer = Writer::default();
-        let mut burst = writer.burst(&own).unwrap().expect("room");
-        assert!(burst.add(&write(1), 16, |_| ()) && burst.add(&send(2), 17, |_| ()));
-        burst.publish();
-        own.copy_in(header + at, &[byte]);
-        let mut reader = Reader::default();
-        let found = (0..3).find_map(|_| reader.take(&own, &mut || ()).err());
-        assert_eq!(found, Some(error), "{byte} at {at}");
-    }
 }
 
 #[test]

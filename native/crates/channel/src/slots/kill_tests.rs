@@ -12,23 +12,14 @@ use crate::sys::stepped::{self, Run};
 /// How often a side is killed, spread over its work.
 const KILLS: u64 = 30;
 
-/// Of packets in slots, one in the ring, then a burst.
+/// Of packets in slots, and one in the ring.
 const LENGTHS: [usize; 4] = [3, 80, 81, 0];
-const BURST: u32 = 3;
 
 fn publish_some(direction: &Direction<'_>, content: &[u8]) {
     let mut writer = Writer::default();
     for (number, bytes) in (0..).zip(LENGTHS) {
         let fill = |at| direction.copy_in(at, &content[..bytes]);
         let _ = writer.put(direction, &send(number), bytes, fill);
-    }
-    if let Ok(Some(mut burst)) = writer.burst(direction) {
-        for number in (4..).take(BURST as usize) {
-            burst.add(&send(number), 64, |at| {
-                direction.copy_in(at, &content[..64]);
-            });
-        }
-        burst.publish();
     }
     writer.must_ring(direction);
 }
@@ -65,8 +56,7 @@ fn a_killed_writer_leaves_whole_packets_without_a_gap() {
     }
     counts.sort_unstable();
     counts.dedup();
-    // A burst is there as a whole or not at all.
-    assert_eq!(counts, [0, 1, 2, 3, 4, 4 + BURST]);
+    assert_eq!(counts, [0, 1, 2, 3, 4]);
 }
 
 #[test]

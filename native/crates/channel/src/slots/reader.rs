@@ -2,8 +2,8 @@
 
 use super::fields::FIELDS_BYTES;
 use super::{
-    AT_FIELDS, AT_PAYLOAD, BURST_HEADER_BYTES, BURST_STEP_BYTES, ChannelError, EIGHTHS, Fields,
-    Freed, INLINE_BYTES, Rule, SlotMemory, Word, kinds, low, ordinal, ring_range, slot_place,
+    AT_FIELDS, AT_PAYLOAD, ChannelError, EIGHTHS, Fields, Freed, INLINE_BYTES, Rule, SlotMemory,
+    Word, low, ordinal, ring_range, slot_place,
 };
 use crate::atomics::Ordering;
 use crate::rules::holds;
@@ -18,14 +18,6 @@ pub struct Taken {
     pub bytes: usize,
 }
 
-/// What is left of a burst.
-#[derive(Clone, Copy, Debug, Default)]
-struct Records {
-    at: usize,
-    end: usize,
-    left: u32,
-}
-
 /// What the reader knows: it counts by itself.
 #[derive(Debug, Default)]
 pub struct Reader {
@@ -38,7 +30,6 @@ pub struct Reader {
     /// What was told when a writer that waits was rung for last.
     slots_rung: u64,
     ring_rung: u64,
-    records: Records,
 }
 
 impl Reader {
@@ -51,7 +42,6 @@ impl Reader {
             ring_told: position,
             slots_rung: slots,
             ring_rung: position,
-            records: Records::default(),
         }
     }
 
@@ -64,7 +54,7 @@ impl Reader {
     /// Return whether a packet is here.
     #[inline]
     pub fn is_ready<M: SlotMemory>(&self, memory: &M) -> bool {
-        self.records.left > 0 || self.stamp(memory).is_some()
+        self.stamp(memory).is_some()
     }
 
     /// Return the bytes of the next slot's payload, if it is published.
@@ -87,9 +77,6 @@ impl Reader {
         memory: &M,
         doorbell: &mut impl FnMut(),
     ) -> Result<Option<Taken>, ChannelError> {
-        if self.records.left > 0 {
-            return self.record(memory).map(Some);
-        }
         self.free::<M>(memory, doorbell);
         let Some(bytes) = self.stamp(memory) else {
             return Ok(None);
@@ -103,48 +90,12 @@ impl Reader {
         let fields = Fields::of_slot(&copy, bytes)?;
         self.slots = self.slots.wrapping_add(1);
         let mut at = slot + AT_PAYLOAD;
-        let is_burst = fields.kind == kinds::BURST;
-        if bytes > INLINE_BYTES || is_burst {
+        if bytes > INLINE_BYTES {
             let range = ring_range::<M>(self.position, bytes);
             at = range.at;
             self.position = range.end;
         }
-        if is_burst {
-            self.records = Records {
-                at,
-                end: at + bytes,
-                left: fields.length,
-            };
-            return self.record(memory).map(Some);
-        }
         Ok(Some(Taken { fields, at, bytes }))
-    }
-
-    #[inline]
-    fn record<M: SlotMemory>(&mut self, memory: &M) -> Result<Taken, ChannelError> {
-        let Records { at, end, left } = self.records;
-        let payload = at + BURST_HEADER_BYTES;
-        if payload > end {
-            return Err(ChannelError::Burst);
-        }
-        let mut copy = [0; BURST_HEADER_BYTES];
-        memory.copy_out(at, &mut copy);
-        let (fields, bytes) = Fields::of_record(&copy)?;
-        let next = payload + bytes.next_multiple_of(BURST_STEP_BYTES);
-        let is_last = left == 1;
-        if next > end || (is_last && next != end) {
-            return Err(ChannelError::Burst);
-        }
-        self.records = Records {
-            at: next,
-            end,
-            left: left - 1,
-        };
-        Ok(Taken {
-            fields,
-            at: payload,
-            bytes,
-        })
     }
 
     /// Free all that was taken; tell it if it is an eighth, and ring for a half.
@@ -181,9 +132,6 @@ impl Reader {
     /// Tell all that is free, ask to be rung for, and look again; return false if a packet is here, or
     /// the end. Call it when `take` has found none.
     pub fn sleep<M: SlotMemory>(&mut self, memory: &M, doorbell: &mut impl FnMut()) -> bool {
-        if self.records.left > 0 {
-            return false;
-        }
         if self.slots != self.slots_told || self.position != self.ring_told {
             self.tell(memory, doorbell);
         }

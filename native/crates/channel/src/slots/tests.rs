@@ -38,7 +38,6 @@ pub(super) fn send(psn: u32) -> Fields {
     }
 }
 
-/// Fields that a record of a burst carries as well.
 pub(super) fn write(psn: u32) -> Fields {
     Fields {
         kind: kinds::WRITE,
@@ -60,7 +59,6 @@ pub(super) fn payload(psn: u32, bytes: usize) -> Vec<u8> {
 #[derive(Clone, Debug)]
 enum Step {
     Put(usize),
-    Burst(Vec<usize>),
     Take(usize),
     ReaderSleeps,
     WriterSleeps(usize),
@@ -69,7 +67,6 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => prop_oneof![0usize..200, 0usize..10_241].prop_map(Step::Put),
-        1 => proptest::collection::vec(0usize..257, 0..34).prop_map(Step::Burst),
         3 => (1usize..20).prop_map(Step::Take),
         1 => Just(Step::ReaderSleeps),
         1 => (0usize..10_241).prop_map(Step::WriterSleeps),
@@ -127,31 +124,6 @@ impl Pair {
         is_put
     }
 
-    fn burst(&mut self, lengths: &[usize]) {
-        let fields: Vec<Fields> = lengths.iter().map(|_| self.next()).collect();
-        let Self {
-            memory,
-            writer,
-            model,
-            ..
-        } = self;
-        let Some(mut burst) = writer.burst(memory).expect("honest") else {
-            return;
-        };
-        let mut added = 0;
-        for (fields, &bytes) in fields.iter().zip(lengths) {
-            let content = payload(fields.psn, bytes);
-            if !burst.add(fields, bytes, |at| memory.copy_in(at, &content)) {
-                assert_eq!(added, BURST_RECORDS_MAX);
-                break;
-            }
-            added += 1;
-            model.push_back((*fields, content));
-        }
-        burst.publish();
-        self.check_doorbell(added > 0);
-    }
-
     fn check_doorbell(&mut self, is_published: bool) {
         assert_eq!(self.writer.must_ring(&self.memory), self.reader_sleeps);
         assert!(is_published || !self.reader_sleeps || self.model.is_empty());
@@ -206,7 +178,6 @@ proptest! {
         for step in steps {
             match step {
                 Step::Put(bytes) => { pair.put(bytes); }
-                Step::Burst(lengths) => pair.burst(&lengths),
                 Step::Take(count) => { (0..count).all(|_| pair.take()); }
                 Step::ReaderSleeps => pair.reader_sleeps(),
                 Step::WriterSleeps(bytes) => {
@@ -275,17 +246,6 @@ fn what_was_published_a_lap_ago_is_none() {
     assert!(!pair.take());
 }
 
-/// Return the descriptor and the mapping of a channel's file.
-#[test]
-fn a_record_that_is_longer_than_its_burst_is_not_given_out() {
-    let mut pair = Pair::starting_at(0, 0);
-    pair.burst(&[16, 0]);
-    pair.memory
-        .copy_in(Own::SLOTS * SLOT_BYTES, &256_u16.to_ne_bytes());
-    let taken = Reader::default().take(&pair.memory, &mut || ());
-    assert_eq!(taken, Err(ChannelError::Burst));
-}
-
 /// Counts how often each byte and each stamp is read.
 struct Counting {
     memory: Own,
@@ -330,7 +290,6 @@ fn each_word_of_a_packet_is_read_once() {
     for bytes in [0, 5, 80, 81, 4000] {
         pair.put(bytes);
     }
-    pair.burst(&[3, 0, 256]);
     let length = Own::SLOTS * SLOT_BYTES + Own::RING_BYTES;
     let counting = Counting {
         memory: pair.memory,
@@ -344,7 +303,7 @@ fn each_word_of_a_packet_is_read_once() {
         counting.copy_out(taken.at, &mut payload);
         count += 1;
     }
-    assert_eq!(count, 8);
+    assert_eq!(count, 5);
     assert!(counting.bytes.iter().all(|count| count.get() <= 1));
     assert!(counting.stamps.iter().all(|count| count.get() <= 1));
 }
@@ -400,22 +359,16 @@ proptest! {
         for (call, with, value, bit) in steps {
             let bytes = with.min(Own::PAYLOAD_BYTES_MAX);
             match call {
-                0 | 1 => {
+                0..=2 => {
                     let fill = |at: usize| own.copy_in(at, &vec![1; bytes]);
                     let published = writer.slots();
                     if writer.put(&own, &send(1), bytes, fill).is_err() {
                         prop_assert_eq!(writer.slots(), published, "nothing after an error");
                     }
                 }
-                2 => if let Ok(Some(mut burst)) = writer.burst(&own) {
-                    let fill = |at: usize| own.copy_in(at, &vec![1; bytes % 257]);
-                    for _ in 0..with % 40 { burst.add(&write(2), bytes % 257, fill); }
-                    burst.publish();
-                },
                 3..=5 => if let Ok(Some(taken)) = reader.take(&own, &mut || ()) {
                     prop_assert!(taken.bytes <= Own::PAYLOAD_BYTES_MAX);
                     own.read(&taken); // panics outside
-                    prop_assert!(taken.fields.kind != kinds::BURST);
                 },
                 6 => { reader.sleep(&own, &mut || ()); }
                 7 => { let _ = writer.sleep(&own, bytes); }
@@ -434,10 +387,9 @@ proptest! {
                 _ => {
                     let at = with % (own.bytes.len() - 8);
                     own.copy_in(at, &value.to_le_bytes());
-                    // Fields and records, where they matter.
+                    // Fields, where they matter.
                     let slot = slot_place::<Own>(reader.slots()).0;
                     own.copy_in(slot + AT_FIELDS + with % 40, &[(value >> bit).to_le_bytes()[0] & 0x23]);
-                    own.copy_in(Own::SLOTS * SLOT_BYTES + with % 4 * 16, &[value.to_le_bytes()[0] & 0x23]);
                 }
             }
         }

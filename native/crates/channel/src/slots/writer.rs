@@ -2,9 +2,8 @@
 
 use super::fields::FIELDS_BYTES;
 use super::{
-    AT_FIELDS, AT_PAYLOAD, BURST_BYTES_MAX, BURST_HEADER_BYTES, BURST_RECORDS_MAX,
-    BURST_STEP_BYTES, ChannelError, Fields, Freed, INLINE_BYTES, Rule, SlotMemory, Word, kinds,
-    low, ordinal, ring_range, slot_place,
+    AT_FIELDS, AT_PAYLOAD, ChannelError, Fields, Freed, INLINE_BYTES, Rule, SlotMemory, Word,
+    ordinal, ring_range, slot_place,
 };
 use crate::atomics::Ordering;
 use crate::rules::holds;
@@ -143,30 +142,6 @@ impl Writer {
         self.slots = self.slots.wrapping_add(1);
     }
 
-    /// Begin a burst; `None` where the longest one has no room in one piece: then its packets get
-    /// slots of their own.
-    ///
-    /// # Errors
-    /// `Freed`.
-    pub fn burst<'a, M: SlotMemory>(
-        &'a mut self,
-        memory: &'a M,
-    ) -> Result<Option<Burst<'a, M>>, ChannelError> {
-        let offset = low(self.position) & (M::RING_BYTES - 1);
-        let is_whole = offset + BURST_BYTES_MAX <= M::RING_BYTES;
-        if !is_whole || !self.has_room(memory, BURST_BYTES_MAX)? {
-            return Ok(None);
-        }
-        let at = ring_range::<M>(self.position, BURST_BYTES_MAX).at;
-        Ok(Some(Burst {
-            writer: self,
-            memory,
-            at,
-            bytes: 0,
-            records: 0,
-        }))
-    }
-
     /// Return whether to ring: the reader slept when this call's slots were published.
     #[inline]
     pub fn must_ring<M: SlotMemory>(&self, memory: &M) -> bool {
@@ -190,48 +165,5 @@ impl Writer {
     /// Note that no slot comes any more; the caller rings.
     pub fn end<M: SlotMemory>(&self, memory: &M) {
         memory.word(Word::Ended).store(1, Ordering::Release);
-    }
-}
-
-/// Several small packets that become visible together.
-#[derive(Debug)]
-pub struct Burst<'a, M> {
-    writer: &'a mut Writer,
-    memory: &'a M,
-    at: usize,
-    bytes: usize,
-    records: usize,
-}
-
-impl<M: SlotMemory> Burst<'_, M> {
-    /// Add a packet that `fits_burst`; return false if the burst is full.
-    #[inline]
-    pub fn add(&mut self, fields: &Fields, bytes: usize, fill: impl FnOnce(usize)) -> bool {
-        debug_assert!(fields.fits_burst(bytes), "for slots of their own");
-        if self.records == BURST_RECORDS_MAX {
-            return false;
-        }
-        let at = self.at + self.bytes;
-        self.memory.copy_in(at, &fields.to_record(bytes));
-        fill(at + BURST_HEADER_BYTES);
-        self.bytes += BURST_HEADER_BYTES + bytes.next_multiple_of(BURST_STEP_BYTES);
-        self.records += 1;
-        true
-    }
-
-    /// Publish what was added, if anything.
-    #[inline]
-    pub fn publish(self) {
-        let fields = Fields {
-            kind: kinds::BURST,
-            // At most `BURST_RECORDS_MAX`.
-            length: u32::try_from(self.records).unwrap_or(0),
-            ..Fields::default()
-        };
-        if self.records > 0 {
-            let end = ring_range::<M>(self.writer.position, self.bytes).end;
-            self.writer.publish(self.memory, &fields, self.bytes);
-            self.writer.position = end;
-        }
     }
 }

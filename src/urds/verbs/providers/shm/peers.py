@@ -53,8 +53,7 @@ from urds.verbs.providers.shm.messages import (
     Welcome,
 )
 from urds.verbs.providers.shm.rendezvous import Rendezvous
-from urds.verbs.providers.shm.slot_packets import packets_of, parse_slot
-from urds.verbs.providers.shm.slots import BURST
+from urds.verbs.providers.shm.slot_packets import parse_slot
 
 CHANNELS_MAX: Final = 1024
 PENDING_MAX: Final = 64  # connections without a Hello
@@ -392,11 +391,7 @@ class SlotPeers(Peers[Channel]):
                     channel.is_reading = False
                     channel.idle_looks = 0 if count else channel.idle_looks + 1
                     return True
-                if slot.fields[0] != BURST:
-                    self._owner.handle_packet(channel.gid, parse_slot(slot))
-                else:
-                    for packet in packets_of(slot):
-                        self._owner.handle_packet(channel.gid, packet)
+                self._owner.handle_packet(channel.gid, parse_slot(slot))
                 channel.free()
                 channel.is_reading = False
         except RemoteProtocolError:

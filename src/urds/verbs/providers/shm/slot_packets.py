@@ -5,7 +5,6 @@ keeps the rules makes it. Whether a packet makes sense in the state of its queue
 pair's matter.
 """
 
-from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -13,15 +12,9 @@ from urds.common.errors import RemoteProtocolError
 from urds.common.types import BytesLike
 from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packets import ATOMICS, PACKET_FLAGS, Packet, PacketFlag, PacketKind
-from urds.verbs.providers.shm.slots import BURST, PAYLOAD_BYTES_MAX, Fields, Slot
+from urds.verbs.providers.shm.slots import Fields, Slot
 
-RECORDS_MAX: Final = 32  # of a burst
-RECORD_BYTES_MAX: Final = 256  # of payload
 _ACKNOWLEDGES: Final = 128  # among the flags: the field `acknowledged` counts
-_RECORD: Final = Struct(
-    "=HBBIIIIIQ"
-)  # size, kind, flags, target, PSN, MSN, immediate, ack, address
-_RECORD_STEP: Final = 16
 _OPERANDS: Final = Struct("=QQQQQ")  # compare or add, swap, both masks, boundary
 
 _SEND, _WRITE, _ACK = PacketKind.SEND, PacketKind.WRITE, PacketKind.ACK
@@ -67,7 +60,7 @@ def emit_slot(packet: Packet) -> tuple[Fields, BytesLike]:
 
 
 def parse_slot(slot: Slot) -> Packet:
-    """Return the packet of a slot that is no burst; its payload is the slot's.
+    """Return the packet of a slot; its payload is the slot's.
 
     Raises RemoteProtocolError for what no packet may be.
     """
@@ -125,43 +118,3 @@ def _set_operands(packet: Packet) -> None:
         packet.compare_add, packet.swap, packet.compare_mask, packet.swap_mask, packet.boundary,
     ) = _OPERANDS.unpack(packet.payload)  # fmt: skip
     packet.payload = b""
-
-
-def packets_of(slot: Slot) -> Iterator[Packet]:
-    """Yield the packets of a slot: one, or those of a burst. Raises RemoteProtocolError."""
-    if slot.fields[0] != BURST:
-        yield parse_slot(slot)
-        return
-    _, flags, zero, *rest, length = slot.fields
-    if flags or zero or any(rest) or not 1 <= length <= RECORDS_MAX:
-        raise RemoteProtocolError(f"burst {slot.fields}")
-    payload = bytes(slot.payload)
-    at = 0
-    for _ in range(length):
-        packet, at = _parse_record(payload, at)
-        yield packet
-    if at != len(payload):
-        raise RemoteProtocolError(f"burst of {len(payload)} bytes, its records have {at}")
-
-
-def _parse_record(payload: bytes, at: int) -> tuple[Packet, int]:
-    """Return the packet of a record of a burst, and where the next one begins."""
-    start = at + _RECORD.size
-    if start > len(payload):
-        raise RemoteProtocolError(f"record at {at} of a burst of {len(payload)} bytes")
-    size, kind, bits, target, psn, msn, immediate, acknowledged, address = _RECORD.unpack_from(
-        payload, at
-    )
-    end = start + size
-    is_known = kind == _SEND or (kind == _WRITE and not bits & _IMMEDIATE)
-    is_whole = bits & _FIRST_LAST == _FIRST_LAST and not bits & _PLACED
-    if size > RECORD_BYTES_MAX or end > len(payload) or not (is_known and is_whole):
-        raise RemoteProtocolError(f"record of kind {kind}, flags {bits:#x}, {size} bytes at {at}")
-    key = immediate if kind == _WRITE else 0
-    fields = (kind, bits, 0, target, psn, msn, immediate, acknowledged, address, key, 0)
-    packet = parse_slot(Slot(fields, payload[start:end]))
-    return packet, -(-end // _RECORD_STEP) * _RECORD_STEP
-
-
-assert RECORDS_MAX * (_RECORD.size + RECORD_BYTES_MAX) <= PAYLOAD_BYTES_MAX
-assert _RECORD.size == 32

@@ -40,7 +40,6 @@ SLOTS_BYTES: Final = SLOT_COUNT * SLOT_BYTES
 RING_BYTES: Final = 1 << 20
 INLINE_BYTES_MAX: Final = 80  # of payload that a slot holds itself
 PAYLOAD_BYTES_MAX: Final = 256 * 1024
-BURST: Final = 32  # the kind of a slot whose payload is records, each a small packet
 _PAYLOAD_AT: Final = SLOT_BYTES - INLINE_BYTES_MAX
 _STEP: Final = 64  # what a payload in the ring is rounded up to
 _ORDINALS: Final = (1 << 32) - 1  # 0 is none: memory that holds no slot
@@ -278,7 +277,7 @@ class SlotReader:
         if size > PAYLOAD_BYTES_MAX:
             raise RemoteProtocolError(f"payload of {size} bytes, limit {PAYLOAD_BYTES_MAX}")
         payload: BytesLike
-        if size > INLINE_BYTES_MAX or fields[0] == BURST:
+        if size > INLINE_BYTES_MAX:
             start, self._position = _advance(self._position, size)
             start %= RING_BYTES
             payload = self._ring[start : start + size]
