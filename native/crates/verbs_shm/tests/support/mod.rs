@@ -155,11 +155,7 @@ impl End {
 
     /// Post one that may be rejected.
     pub fn try_post(&mut self, work: SendWork) -> Result<(), Rejected> {
-        self.post_boxed(Box::new(work))
-    }
-
-    pub fn post_boxed(&mut self, work: Box<SendWork>) -> Result<(), Rejected> {
-        let (doubts, work) = (Doubts::default(), Opcoded::Known(work));
+        let (doubts, work) = (Doubts::default(), Opcoded::Known(Box::new(work)));
         self.engine.post_send(self.number, work, &doubts)
     }
 
