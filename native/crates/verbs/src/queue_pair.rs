@@ -362,7 +362,7 @@ impl QueuePair {
         let mut work = SendWork::boxed(0, opcode, Pieces::None);
         work.imm_data = post.word.unwrap_or(0);
         (work.remote_addr, work.rkey) = (post.address, post.rkey);
-        let mut request = Request::of_consumer(work, post.payload.len() as u64);
+        let mut request = Request::of(work, post.payload.len() as u64, true);
         request.is_placed = self.place_now(&request, post, outlet);
         if !request.is_placed && !post.payload.is_empty() {
             request.work.own.copy(post.payload);

@@ -64,30 +64,16 @@ impl Request {
             }
             work.own = Own::copy_of(Payload::Extents(found.as_slice()));
         }
-        Ok(Self {
-            ordinal: 0,
-            kind: work.opcode.kind(),
-            length,
-            signalled,
-            is_placed: false,
-            failed: None,
-            psn: 0,
-            psn_count: 0,
-            msn: 0,
-            sent: 0,
-            unanswered: 0,
-            received: 0,
-            work,
-        })
+        Ok(Self::of(work, length, signalled))
     }
 
-    /// Return a request of a consumer, whose bytes were checked by it.
-    pub fn of_consumer(work: Box<SendWork>, length: u64) -> Self {
+    /// Keep a request whose message has so many bytes, which were checked.
+    pub fn of(work: Box<SendWork>, length: u64, signalled: bool) -> Self {
         Self {
             ordinal: 0,
             kind: work.opcode.kind(),
             length,
-            signalled: true,
+            signalled,
             is_placed: false,
             failed: None,
             psn: 0,
