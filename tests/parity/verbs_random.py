@@ -414,7 +414,6 @@ class RandomWorld:
             PacketKind.SEND, PacketKind.WRITE, PacketKind.READ_RESPONSE, PacketKind.DATAGRAM,
         )  # fmt: skip
         count = rng.choice([0, 8, 64, 65, 200]) if carries and not flags & 64 else 0
-        ranges = ((start, start + 3 & 0xFF_FFFF),) if kind is PacketKind.ACK else ()
         packet = Packet(
             kind,
             pair.qpn,
@@ -434,7 +433,6 @@ class RandomWorld:
             syndrome=rng.choice([0, 0x1F, 0x1F, 0x22, 0x60, 0x61, 0x62, 0x63]),
             source_qpn=pair.qpn,
             qkey=rng.choice([QKEY, 1]),
-            selective=ranges if rng.random() < 0.3 else (),
             payload=rng.randbytes(count),
         )
         data = b"".join(emit_packet(packet, checksum=target.checksum))

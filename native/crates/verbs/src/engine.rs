@@ -293,10 +293,10 @@ impl Engine {
     /// Process the bytes of one packet that arrived.
     pub fn receive(&mut self, data: &[u8], source: Route, now: impl Into<Now>) {
         match packets::parse(data, self.has_checksum) {
-            Ok((packet, payload)) => {
+            Some((packet, payload)) => {
                 self.receive_packet(&packet, Content::Bytes(payload), source, now);
             }
-            Err(_) => self.counters.dropped_malformed += 1,
+            None => self.counters.dropped_malformed += 1,
         }
     }
 

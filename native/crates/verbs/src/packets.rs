@@ -1,6 +1,5 @@
 //! Packets as records and as bytes; `urds.verbs.engine.packets` has the layout.
 
-use crate::errors::{EINVAL, Rejected};
 use crate::memory::Payload;
 use crate::numbers::{Kind, PSN_MASK};
 
@@ -14,9 +13,6 @@ pub const PLACED: u8 = 64;
 
 const VERSION: u8 = 1;
 const FLAGS_END: u8 = 128;
-pub const HEADER_BYTES: usize = 12;
-const CHECKSUM_BYTES: usize = 4;
-const SELECTIVE_MAX: usize = 8;
 
 /// One packet without its payload. Fields that its kind does not use are 0, the masks all ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +38,6 @@ pub struct Packet {
     /// The PSN of an acknowledgement that rides on this packet (`Link::acks_wait`); it counts before
     /// the packet does, and does not travel in the layout of `emit`.
     pub acknowledged: Option<u32>,
-    /// Ranges of PSNs that a selective responder has; we make none.
-    pub selective: [(u32, u32); SELECTIVE_MAX],
-    pub selective_count: u8,
 }
 
 impl Packet {
@@ -70,14 +63,7 @@ impl Packet {
             source_qpn: 0,
             qkey: 0,
             acknowledged: None,
-            selective: [(0, 0); SELECTIVE_MAX],
-            selective_count: 0,
         }
-    }
-
-    /// Return the ranges of PSNs beyond its own that it acknowledges.
-    pub fn ranges(&self) -> &[(u32, u32)] {
-        &self.selective[..usize::from(self.selective_count)]
     }
 
     pub fn has(&self, flags: u8) -> bool {
@@ -87,12 +73,7 @@ impl Packet {
 
 /// Append a packet's bytes to `out`, which is empty; with `checksum` their CRC-32 as well.
 pub fn emit(packet: &Packet, payload: Payload<'_>, checksum: bool, out: &mut Vec<u8>) {
-    out.extend([
-        VERSION,
-        packet.kind as u8,
-        packet.flags,
-        packet.selective_count,
-    ]);
+    out.extend([VERSION, packet.kind as u8, packet.flags, 0]);
     out.extend(packet.target_qpn.to_be_bytes());
     out.extend(packet.psn.to_be_bytes());
     emit_fields(packet, out);
@@ -101,10 +82,6 @@ pub fn emit(packet: &Packet, payload: Payload<'_>, checksum: bool, out: &mut Vec
     }
     if packet.has(PLACED) {
         out.extend(packet.length.to_be_bytes());
-    }
-    for (first, last) in packet.ranges() {
-        out.extend(first.to_be_bytes());
-        out.extend(last.to_be_bytes());
     }
     payload.append_to(out);
     if checksum {
@@ -161,60 +138,28 @@ fn emit_fields(packet: &Packet, out: &mut Vec<u8>) {
     }
 }
 
-/// Read one packet; returns it and its payload.
+/// Read one packet; returns it and its payload. `None` for bytes that are not a packet, or whose CRC-32
+/// does not match.
 ///
-/// # Errors
-/// Bytes that are not a packet, or whose CRC-32 does not match.
-pub fn parse(data: &[u8], checksum: bool) -> Result<(Packet, &[u8]), Rejected> {
+/// A selective responder names ranges of PSNs: there is none on a link without loss.
+pub fn parse(data: &[u8], checksum: bool) -> Option<(Packet, &[u8])> {
     let data = if checksum { checked(data)? } else { data };
     let mut rest = Reader(data);
-    let (Some([version, kind, flags, range_count]), Some(qpn), Some(psn)) =
-        (rest.array::<4>(), rest.word(), rest.word())
-    else {
-        return Err(malformed(&format!(
-            "packet of {} bytes, its header has {HEADER_BYTES}",
-            data.len()
-        )));
-    };
-    let Some(kind) = Kind::of(i64::from(kind)).filter(|_| version == VERSION) else {
-        return Err(malformed(&format!(
-            "packet of version {version} and kind {kind}"
-        )));
-    };
-    if flags >= FLAGS_END || i64::from(qpn) > PSN_MASK || i64::from(psn) > PSN_MASK {
-        return Err(malformed(&format!(
-            "packet with flags {flags:#x}, queue pair {qpn:#x}, PSN {psn:#x}"
-        )));
-    }
-    if flags & PLACED != 0 && kind != Kind::Write {
-        return Err(malformed(&format!("PLACED packet of kind {}", kind.name())));
+    let [version, kind, flags, range_count] = rest.array()?;
+    let (qpn, psn) = (rest.word()?, rest.word()?);
+    let kind = Kind::of(i64::from(kind))?;
+    let is_placed = flags & PLACED != 0;
+    let fits = i64::from(qpn.max(psn)) <= PSN_MASK && (!is_placed || kind == Kind::Write);
+    if version != VERSION || flags >= FLAGS_END || range_count != 0 || !fits {
+        return None;
     }
     let mut packet = Packet::new(kind, qpn, i64::from(psn), flags);
-    let fields_bytes = rest.0.len();
-    if parse_fields(&mut packet, &mut rest).is_none() {
-        return Err(malformed(&format!(
-            "{} with {fields_bytes} bytes of fields",
-            kind.name()
-        )));
-    }
-    if range_count > 0 && parse_ranges(&mut packet, &mut rest, range_count).is_none() {
-        return Err(malformed(&format!(
-            "{} with {range_count} ranges, limit {SELECTIVE_MAX}",
-            kind.name()
-        )));
-    }
-    let has_payload = matches!(
+    parse_fields(&mut packet, &mut rest)?;
+    let carries = matches!(
         kind,
         Kind::Send | Kind::Write | Kind::ReadResponse | Kind::Datagram
     );
-    if !rest.0.is_empty() && (!has_payload || flags & PLACED != 0) {
-        return Err(malformed(&format!(
-            "{} bytes after a packet of kind {}",
-            rest.0.len(),
-            kind.name()
-        )));
-    }
-    Ok((packet, rest.0))
+    (rest.0.is_empty() || carries && !is_placed).then_some((packet, rest.0))
 }
 
 fn parse_fields(packet: &mut Packet, rest: &mut Reader<'_>) -> Option<()> {
@@ -271,36 +216,9 @@ fn parse_fields(packet: &mut Packet, rest: &mut Reader<'_>) -> Option<()> {
     Some(())
 }
 
-fn parse_ranges(packet: &mut Packet, rest: &mut Reader<'_>, count: u8) -> Option<()> {
-    if packet.kind != Kind::Ack || usize::from(count) > SELECTIVE_MAX {
-        return None;
-    }
-    for range in &mut packet.selective[..usize::from(count)] {
-        *range = (rest.word()?, rest.word()?);
-        if i64::from(range.0.max(range.1)) > PSN_MASK {
-            return None;
-        }
-    }
-    packet.selective_count = count;
-    Some(())
-}
-
-fn checked(data: &[u8]) -> Result<&[u8], Rejected> {
-    let Some((body, sum)) = data.split_last_chunk::<CHECKSUM_BYTES>() else {
-        return Err(malformed(&format!(
-            "packet of {} bytes, its checksum has {CHECKSUM_BYTES}",
-            data.len()
-        )));
-    };
-    if crc32(body) == u32::from_be_bytes(*sum) {
-        Ok(body)
-    } else {
-        Err(malformed("packet checksum does not match"))
-    }
-}
-
-fn malformed(detail: &str) -> Rejected {
-    Rejected::new(EINVAL, detail)
+fn checked(data: &[u8]) -> Option<&[u8]> {
+    let (body, sum) = data.split_last_chunk()?;
+    (crc32(body) == u32::from_be_bytes(*sum)).then_some(body)
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -349,4 +267,20 @@ pub fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |sum, &byte| {
         TABLE[((sum ^ u32::from(byte)) & 0xFF) as usize] ^ (sum >> 8)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_acknowledgement_of_ranges_is_of_another_link() {
+        let mut bytes = Vec::new();
+        let packet = Packet::new(Kind::Ack, 2, 3, 0);
+        emit(&packet, Payload::Bytes(&[]), false, &mut bytes);
+        assert_eq!(parse(&bytes, false), Some((packet, &[][..])));
+        bytes[3] = 1;
+        bytes.extend([0; 8]);
+        assert_eq!(parse(&bytes, false), None);
+    }
 }

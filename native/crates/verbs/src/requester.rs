@@ -455,11 +455,7 @@ impl QueuePair {
     fn take_ack(&mut self, packet: &Packet, psn: i64, now: Now, shared: &mut Shared) -> bool {
         let syndrome = packet.syndrome;
         if syndrome <= ACK {
-            let mut progress = self.acknowledge(psn);
-            for &(first, last) in packet.ranges() {
-                progress = self.acknowledge_range(psn, first, last) || progress;
-            }
-            return progress;
+            return self.acknowledge(psn);
         }
         if (RNR_NAK..RNR_NAK + 32).contains(&syndrome) {
             self.pause(psn, syndrome - RNR_NAK, now, shared);
@@ -501,22 +497,6 @@ impl QueuePair {
             if self.started(request).is_some_and(Request::is_answered) {
                 at += 1;
             } else {
-                self.complete_psn(psn, request);
-                progress = true;
-            }
-        }
-        progress
-    }
-
-    /// Complete what a responder that accepts selectively has beyond `base`.
-    fn acknowledge_range(&mut self, base: i64, first: u32, last: u32) -> bool {
-        let start = base + ((i64::from(first) - base) & PSN_MASK);
-        let end = start + (i64::from(last.wrapping_sub(first)) & PSN_MASK) + 1;
-        let inside = |entry: &Pending| (start..end).contains(&entry.psn);
-        let found: Vec<Pending> = self.requester.unanswered.entries().filter(inside).collect();
-        let mut progress = false;
-        for Pending { psn, request } in found {
-            if !self.started(request).is_some_and(Request::is_answered) {
                 self.complete_psn(psn, request);
                 progress = true;
             }

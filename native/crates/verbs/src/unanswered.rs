@@ -61,10 +61,6 @@ impl Unanswered {
         self.entries.get(place).copied()
     }
 
-    pub fn entries(&self) -> impl Iterator<Item = Pending> + '_ {
-        self.entries.iter().copied()
-    }
-
     fn place_of(&self, psn: i64) -> Option<usize> {
         self.entries
             .binary_search_by_key(&psn, |entry| entry.psn)
