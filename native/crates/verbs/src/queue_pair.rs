@@ -110,7 +110,7 @@ pub struct QueuePair {
     pub(crate) next_ordinal: u64,
     pub(crate) next_datagram_psn: i64,
     pub(crate) requester: Requester,
-    pub(crate) responder: Option<Responder>,
+    pub(crate) responder: Responder,
     /// What takes its messages and completions, and gives its requests.
     pub(crate) consumer: Option<Box<dyn Consumer>>,
     /// What takes its messages, while takers are asked.
@@ -140,7 +140,7 @@ impl QueuePair {
             next_ordinal: 0,
             next_datagram_psn: 0,
             requester: Requester::default(),
-            responder: None,
+            responder: Responder::default(),
             consumer: None,
             taker: None,
             failed: None,
@@ -165,7 +165,7 @@ impl QueuePair {
         self.next_datagram_psn = 0;
         self.requester = Requester::new(0);
         self.configure_requester();
-        self.responder = None;
+        self.responder = Responder::default();
         self.is_drained = false;
         self.is_established = false;
     }
@@ -226,7 +226,7 @@ impl QueuePair {
                     self.mtu_bytes = self.setup.link.mtu_bytes.min(path_bytes);
                 }
                 self.peer = self.attributes.route;
-                self.responder = Some(Responder::new(self.attributes.get(Field::RqPsn)));
+                self.responder = Responder::new(self.attributes.get(Field::RqPsn));
             }
             (QpState::Rtr, QpState::Rts) => {
                 let first_psn = self.attributes.get(Field::SqPsn);
@@ -250,9 +250,7 @@ impl QueuePair {
         }
         self.state = QpState::Err;
         self.attributes.state = QpState::Err;
-        if let Some(responder) = &mut self.responder {
-            responder.abandon();
-        }
+        self.responder.abandon();
         self.requester.flush();
         self.flush_sends(shared);
         if let Some(consumer) = &mut self.consumer {
@@ -585,38 +583,32 @@ impl QueuePair {
 
     /// Return whether an acknowledgement waits for a packet to ride on.
     pub fn ack_pending(&self) -> bool {
-        self.responder.as_ref().is_some_and(Responder::ack_pending)
+        self.responder.ack_pending()
     }
 
     /// Let the acknowledgement that waits go alone, with the next `poll`.
     pub fn hurry_ack(&mut self) {
-        if let Some(responder) = &mut self.responder {
-            responder.hurry_ack();
-        }
+        self.responder.hurry_ack();
     }
 
     /// Keep the acknowledgement that waits beyond a reset: what it is for was executed.
     fn keep_last_ack(&mut self) {
-        if self.setup.link.acks_wait
-            && let Some(responder) = &self.responder
-        {
+        if self.setup.link.acks_wait {
             let target_qpn = self.attributes.word(Field::DestQpn);
-            self.last_ack = self.peer.zip(responder.last_ack(target_qpn));
+            self.last_ack = self.peer.zip(self.responder.last_ack(target_qpn));
         }
     }
 
     /// Give the outlet a packet to the peer, with the acknowledgement that waits.
     pub(crate) fn leave(
-        responder: Option<&mut Responder>,
+        responder: &mut Responder,
         link: Link,
         peer: Option<&Route>,
         packet: &mut Packet,
         payload: Payload<'_>,
         outlet: &mut impl Outlet,
     ) {
-        if link.acks_wait
-            && let Some(responder) = responder
-        {
+        if link.acks_wait {
             packet.acknowledged = responder.take_ack();
         }
         if let Some(peer) = peer {
@@ -643,7 +635,7 @@ impl QueuePair {
             }
             return true;
         }
-        if packet.kind == Kind::Datagram || self.responder.is_none() {
+        if packet.kind == Kind::Datagram {
             return true;
         }
         if let Some(psn) = packet.acknowledged
@@ -692,7 +684,7 @@ impl QueuePair {
             && self.last_ack.is_none()
             && self.requester.is_idle()
             && self.posted.is_empty()
-            && self.responder.as_ref().is_none_or(Responder::is_idle)
+            && self.responder.is_idle()
     }
 
     /// Take the acknowledgement that the next `poll` would give, if no other one would give anything:
@@ -703,7 +695,7 @@ impl QueuePair {
         if sends || self.consumer.is_some() || self.last_ack.is_some() {
             return None;
         }
-        let (psn, msn) = self.responder.as_mut()?.take_lone_ack()?;
+        let (psn, msn) = self.responder.take_lone_ack()?;
         Some((self.attributes.word(Field::DestQpn), psn, msn))
     }
 

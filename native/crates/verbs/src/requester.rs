@@ -388,15 +388,9 @@ impl QueuePair {
                 packet
             }
         };
-        let (responder, link) = (self.responder.as_mut(), self.setup.link);
-        Self::leave(
-            responder,
-            link,
-            self.peer.as_ref(),
-            &mut packet,
-            payload,
-            outlet,
-        );
+        let (responder, link) = (&mut self.responder, self.setup.link);
+        let peer = self.peer.as_ref();
+        Self::leave(responder, link, peer, &mut packet, payload, outlet);
         Ok(())
     }
 

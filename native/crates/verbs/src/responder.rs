@@ -56,7 +56,7 @@ enum Answer {
 }
 
 /// State of the half of a queue pair that serves its peer. PSNs are counted without wrapping.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Responder {
     expected: i64,
     messages_done: u32,
@@ -83,19 +83,8 @@ impl Responder {
     pub fn new(expected: i64) -> Self {
         Self {
             expected,
-            messages_done: 0,
-            receives_done: 0,
-            open: None,
             reported_psn: expected,
-            ack_due: false,
-            unacked: 0,
-            is_hurried: false,
-            rnr_psn: None,
-            last_answer: None,
-            last_answer_due: false,
-            answers: VecDeque::new(),
-            reads_open: 0,
-            atomic_results: VecDeque::new(),
+            ..Self::default()
         }
     }
 
@@ -175,11 +164,8 @@ impl QueuePair {
         payload: Content<'_>,
         shared: &mut Shared,
     ) -> bool {
-        let is_over = self.state == QpState::Err;
-        let Some(responder) = &mut self.responder else {
-            return true;
-        };
-        if is_over {
+        let responder = &mut self.responder;
+        if self.state == QpState::Err {
             responder.last_answer_due = responder.last_answer.is_some();
             return true;
         }
@@ -205,15 +191,10 @@ impl QueuePair {
         payload: Content<'_>,
         shared: &mut Shared,
     ) -> Result<(), Refused> {
-        let Some(responder) = &self.responder else {
-            return Err(Refused::NotNow); // its caller has it
-        };
         self.check_request(packet, payload)?;
-        responder.check_place(packet)?;
+        self.responder.check_place(packet)?;
         self.place_request(packet, payload, shared)?;
-        if let Some(responder) = &mut self.responder {
-            responder.unacked += 1;
-        }
+        self.responder.unacked += 1;
         self.carry_out(packet, payload, shared)?;
         Ok(())
     }
@@ -221,9 +202,7 @@ impl QueuePair {
     /// Answer a packet that was executed before.
     fn handle_duplicate(&mut self, packet: &Packet, psn: i64, shared: &Shared) {
         let target_qpn = self.attributes.word(Field::DestQpn);
-        let Some(responder) = &mut self.responder else {
-            return;
-        };
+        let responder = &mut self.responder;
         responder.ack_due = true;
         if !packet.kind.is_answered() || responder.answers.len() >= ANSWERS_MAX {
             return;
@@ -245,9 +224,7 @@ impl QueuePair {
         {
             return;
         }
-        if let Some(responder) = &mut self.responder {
-            responder.begin_reading(packet, psn, true);
-        }
+        self.responder.begin_reading(packet, psn, true);
     }
 
     // -- checks
@@ -267,9 +244,8 @@ impl QueuePair {
         }
         if kind.is_answered() {
             let most = self.attributes.get(Field::MaxDestRdAtomic);
-            let is_within = self.responder.as_ref().is_some_and(|responder| {
-                responder.reads_open < most && responder.answers.len() < ANSWERS_MAX
-            });
+            let responder = &self.responder;
+            let is_within = responder.reads_open < most && responder.answers.len() < ANSWERS_MAX;
             let is_aligned =
                 kind == Kind::ReadRequest || packet.address.is_multiple_of(ATOMIC_BYTES as u64);
             let is_short = u64::from(packet.length) <= MESSAGE_BYTES_MAX;
@@ -374,33 +350,27 @@ impl QueuePair {
     ) -> Result<(), Fault> {
         if packet.kind == Kind::ReadRequest {
             self.memory(packet, 0, packet.length, REMOTE_READ, shared)?;
-            if let Some(responder) = &mut self.responder {
-                responder.begin_reading(packet, responder.expected, false);
-                responder.expected += 1;
-                responder.messages_done = responder.messages_done.wrapping_add(1);
-            }
+            let responder = &mut self.responder;
+            responder.begin_reading(packet, responder.expected, false);
+            responder.expected += 1;
+            responder.messages_done = responder.messages_done.wrapping_add(1);
         } else if packet.kind.is_answered() {
             let before = self.change_cell(packet, shared)?;
             let target_qpn = self.attributes.word(Field::DestQpn);
-            if let Some(responder) = &mut self.responder {
-                let psn = responder.expected;
-                responder.atomic_results.push_back((psn, before));
-                if responder.atomic_results.len() > ATOMIC_RESULTS_MAX {
-                    responder.atomic_results.pop_front();
-                }
-                let answer = responder.atomic_answer(target_qpn, psn, before);
-                responder.answers.push_back(answer);
-                responder.expected += 1;
-                responder.messages_done = responder.messages_done.wrapping_add(1);
+            let responder = &mut self.responder;
+            let psn = responder.expected;
+            responder.atomic_results.push_back((psn, before));
+            if responder.atomic_results.len() > ATOMIC_RESULTS_MAX {
+                responder.atomic_results.pop_front();
             }
+            let answer = responder.atomic_answer(target_qpn, psn, before);
+            responder.answers.push_back(answer);
+            responder.expected += 1;
+            responder.messages_done = responder.messages_done.wrapping_add(1);
         } else {
             self.carry_out_data(packet, payload, shared)?;
         }
-        if packet.has(ACK_REQUEST)
-            && let Some(responder) = &mut self.responder
-        {
-            responder.ack_due = true;
-        }
+        self.responder.ack_due |= packet.has(ACK_REQUEST);
         Ok(())
     }
 
@@ -424,9 +394,7 @@ impl QueuePair {
                 .word(packet.immediate, message_bytes)
                 .map_err(|_| invalid())?;
         }
-        let Some(responder) = &mut self.responder else {
-            return Ok(()); // its caller has it
-        };
+        let responder = &mut self.responder;
         responder.expected += 1;
         if !packet.has(LAST) {
             responder.open = Some((packet.kind, message_bytes));
@@ -501,21 +469,19 @@ impl QueuePair {
 
     /// Answer the expected packet with an RNR NAK: its message has no receive.
     fn plan_rnr_nak(&mut self) {
-        if let Some(responder) = &mut self.responder {
-            responder.ack_due |= responder.reported_psn != responder.expected;
-            let before = responder.rnr_psn.unwrap_or(responder.expected);
-            responder.rnr_psn = Some(responder.expected.min(before));
-        }
+        let responder = &mut self.responder;
+        responder.ack_due |= responder.reported_psn != responder.expected;
+        let before = responder.rnr_psn.unwrap_or(responder.expected);
+        responder.rnr_psn = Some(responder.expected.min(before));
     }
 
     /// End the queue pair after a request that breaks a rule.
     fn fail_request(&mut self, psn: i64, fault: &Fault, shared: &mut Shared) {
         let target_qpn = self.attributes.word(Field::DestQpn);
         let syndrome = fault.syndrome();
-        if let Some(responder) = &mut self.responder {
-            responder.last_answer = Some(responder.answer(target_qpn, psn, syndrome));
-            responder.last_answer_due = true;
-        }
+        let responder = &mut self.responder;
+        responder.last_answer = Some(responder.answer(target_qpn, psn, syndrome));
+        responder.last_answer_due = true;
         // A receive that cannot take its message says so itself; anything else is an event.
         if matches!(fault.status, Status::LocLenErr | Status::LocProtErr) {
             self.release_receives(shared);
@@ -538,7 +504,8 @@ impl QueuePair {
     /// Give the outlet the next answer: of reads and atomics, then one for all that came meanwhile.
     pub(crate) fn poll_answer(&mut self, shared: &mut Shared, outlet: &mut impl Outlet) -> bool {
         let target_qpn = self.attributes.word(Field::DestQpn);
-        while let Some(responder) = &mut self.responder {
+        loop {
+            let responder = &mut self.responder;
             let mut packet = match responder.answers.front() {
                 Some(Answer::Reading { .. }) => {
                     if self.answer_reading(target_qpn, shared, outlet) {
@@ -561,10 +528,9 @@ impl QueuePair {
             };
             let (link, peer) = (self.setup.link, self.peer.as_ref());
             let payload = Payload::Bytes(&[]);
-            Self::leave(Some(responder), link, peer, &mut packet, payload, outlet);
+            Self::leave(responder, link, peer, &mut packet, payload, outlet);
             return true;
         }
-        false
     }
 
     /// Give the outlet the next packet of the first read; false if its memory went away.
@@ -574,24 +540,19 @@ impl QueuePair {
         shared: &mut Shared,
         outlet: &mut impl Outlet,
     ) -> bool {
-        let Some(responder) = &self.responder else {
-            return false;
-        };
         let Some(&Answer::Reading {
             request,
             psn,
             is_duplicate,
             offset,
-        }) = responder.answers.front()
+        }) = self.responder.answers.front()
         else {
             return false;
         };
         let end = request.length.min(offset.saturating_add(self.mtu_bytes));
         let found = self.memory(&request, offset, end - offset, REMOTE_READ, shared);
-        let (peer, mut packet) = (self.peer, responder.answer(target_qpn, psn, 0));
-        let Some(responder) = &mut self.responder else {
-            return false;
-        };
+        let responder = &mut self.responder;
+        let mut packet = responder.answer(target_qpn, psn, 0);
         let extent = match found {
             Ok(extent) => extent,
             Err(fault) => {
@@ -612,15 +573,9 @@ impl QueuePair {
         } else if let Some(Answer::Reading { offset, .. }) = responder.answers.front_mut() {
             *offset = end;
         }
-        let (link, payload) = (self.setup.link, Payload::Extents(extent.as_slice()));
-        Self::leave(
-            Some(responder),
-            link,
-            peer.as_ref(),
-            &mut packet,
-            payload,
-            outlet,
-        );
+        let (link, peer) = (self.setup.link, self.peer.as_ref());
+        let payload = Payload::Extents(extent.as_slice());
+        Self::leave(responder, link, peer, &mut packet, payload, outlet);
         true
     }
 }
