@@ -20,7 +20,7 @@ mod reader;
 #[path = "slots/writer.rs"]
 mod writer;
 
-pub use fields::{Fields, flags, kinds};
+pub use fields::{Fields, OPERANDS_BYTES, flags, kinds};
 pub use placing::{is_placing, place, revoke};
 pub use reader::{Reader, Taken};
 pub use writer::Writer;

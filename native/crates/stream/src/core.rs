@@ -37,7 +37,6 @@ use crate::wire::{
 /// One side of a connection, for one owner at a time. Every call is quick; none waits.
 #[derive(Debug)]
 pub struct StreamCore<M> {
-    pub settings: StreamSettings,
     pub stats: StreamStats,
     pub lifecycle: StreamLifecycle,
     pub keepalive: Keepalive,
@@ -82,7 +81,6 @@ impl<M: Memory> StreamCore<M> {
             data_buffer: receive_ring.first(),
         };
         Self {
-            settings,
             stats: StreamStats::default(),
             lifecycle: StreamLifecycle::default(),
             keepalive: Keepalive::new(settings.keepalive_ns),

@@ -1,7 +1,5 @@
 //! What a call is refused with, and an access that its key does not allow.
 
-use std::fmt;
-
 use crate::numbers::Status;
 
 pub const ENOMEM: i32 = 12;
@@ -29,14 +27,6 @@ impl Rejected {
         Self::new(EINVAL, detail)
     }
 }
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.detail)
-    }
-}
-
-impl std::error::Error for Rejected {}
 
 /// What a responder answers. RNR: the timer code is added.
 pub const ACK: u8 = 0x1F;

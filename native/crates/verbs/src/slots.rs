@@ -42,11 +42,7 @@ impl<T> Slots<T> {
         self.places.get_mut(number as usize)?.as_mut()
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.places.len() - self.free.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }

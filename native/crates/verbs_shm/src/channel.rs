@@ -109,11 +109,6 @@ impl Channel {
         }
     }
 
-    #[inline]
-    fn out(memory: &ChannelMemory, own: usize) -> Direction<'_> {
-        memory.direction(own)
-    }
-
     fn doorbell(&mut self) {
         self.counters.doorbells_rung += 1;
         doorbell::ring_with(self.socket, DOORBELL); // a peer that is gone: its socket tells
@@ -144,7 +139,7 @@ impl Channel {
         if self.error.is_some() {
             return false;
         }
-        let direction = Self::out(&self.memory, self.own);
+        let direction = self.memory.direction(self.own);
         let found = match self.writer.has_room(&direction, bytes) {
             Ok(false) => self.writer.sleep(&direction, bytes).map(|asleep| !asleep),
             found => found,
@@ -168,7 +163,7 @@ impl Channel {
     }
 
     fn publish(&mut self, fields: &Fields, payload: Payload<'_>) -> bool {
-        let direction = Self::out(&self.memory, self.own);
+        let direction = self.memory.direction(self.own);
         let bytes = payload.len();
         let fill = |at| copy_in(&direction, at, bytes, payload);
         match self.writer.put(&direction, fields, bytes, fill) {
@@ -229,7 +224,7 @@ impl Channel {
         if !std::mem::take(&mut self.has_published) {
             return;
         }
-        let direction = Self::out(&self.memory, self.own);
+        let direction = self.memory.direction(self.own);
         let processor = thread::processor().map_or(0, |number| number + 1);
         if processor != self.told_processor {
             self.told_processor = processor;
@@ -387,7 +382,7 @@ impl Channel {
             return true;
         }
         let published = self.writer.slots();
-        let direction = Self::out(&self.memory, self.own);
+        let direction = self.memory.direction(self.own);
         let is_idle = published == self.looked_at;
         match self.writer.is_drained(&direction) {
             Ok(true) if is_idle => {
@@ -404,13 +399,13 @@ impl Channel {
 
     /// Copy into memory of the peer that is mapped; false if it is not, or was withdrawn.
     pub fn place(&mut self, qpn: u32, key: u32, address: u64, payload: Payload<'_>) -> bool {
-        let direction = Self::out(&self.memory, self.own);
+        let direction = self.memory.direction(self.own);
         self.mappings.place(&direction, qpn, key, address, payload)
     }
 
     /// Tell the peer that no slot comes any more.
     pub fn end(&mut self) {
-        let direction = Self::out(&self.memory, self.own);
+        let direction = self.memory.direction(self.own);
         self.writer.end(&direction);
         self.doorbell();
     }

@@ -1,12 +1,9 @@
 //! Packets of the engine as fields of slots, and back.
 
-use urds_channel::slots::{Fields, flags, kinds};
+use urds_channel::slots::{Fields, OPERANDS_BYTES, flags, kinds};
 use urds_verbs::memory::Content;
 use urds_verbs::numbers::Kind;
 use urds_verbs::packets::{PLACED, Packet};
-
-/// Compare-or-add, swap, compare mask, swap mask, boundary.
-pub const OPERANDS_BYTES: usize = 40;
 
 /// Return the fields of a packet, without an acknowledgement.
 #[inline]
