@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use urds_stream::{Memory, Post, PostKind, Refused, Source, StreamCore, StreamState};
 use urds_verbs::Engine;
-use urds_verbs::consumer::{self, Consumer, End, Part};
+use urds_verbs::consumer::{self, Consumer};
 use urds_verbs::errors::Rejected;
 use urds_verbs::memory::{Extent, Payload};
 use urds_verbs::numbers::{QpState, Status};
@@ -57,10 +57,6 @@ impl<M: Memory> Link<M> {
         };
         made.update();
         made
-    }
-
-    pub fn attention(&self) -> &Arc<Attention> {
-        &self.attention
     }
 
     /// Take the words that came before the connect data, and send from here on.
@@ -126,16 +122,13 @@ impl<M: Memory> fmt::Debug for Bound<M> {
 }
 
 impl<M: Memory + Send + Sync + 'static> Consumer for Bound<M> {
-    fn message(&mut self, part: Part<'_>) -> Result<(), consumer::Refused> {
-        if part.is_last {
-            let mut link = self.link.lock();
-            link.break_off("RECV where a write with immediate data was due".into());
-            link.update();
-        }
-        Ok(()) // the owner cuts the connection, with its reason
+    fn message(&mut self) {
+        let mut link = self.link.lock();
+        link.break_off("RECV where a write with immediate data was due".into());
+        link.update();
     }
 
-    fn word(&mut self, word: u32, _placed: u64) -> Result<(), consumer::Refused> {
+    fn word(&mut self, word: u32) {
         let mut link = self.link.lock();
         if link.core.lifecycle.is_connected {
             link.take_word(word);
@@ -146,7 +139,6 @@ impl<M: Memory + Send + Sync + 'static> Consumer for Bound<M> {
         }
         link.update();
         link.attention.stir();
-        Ok(())
     }
 
     fn next(&mut self) -> Option<consumer::Post<'_>> {
@@ -164,17 +156,15 @@ impl<M: Memory + Send + Sync + 'static> Consumer for Bound<M> {
         Some(request(post, Payload::Bytes(post.data.own_bytes()?)))
     }
 
-    fn sent(&mut self, count: u32) {
+    fn sent(&mut self) {
         let mut link = self.link.lock();
-        for _ in 0..count {
-            link.core.handle_sent();
-        }
+        link.core.handle_sent();
         link.update();
         link.attention.stir();
     }
 
-    fn ended(&mut self, end: End) {
-        if let Some(status) = end.status
+    fn ended(&mut self, status: Option<Status>) {
+        if let Some(status) = status
             && status != Status::WrFlushErr
         {
             let mut link = self.link.lock();
@@ -187,7 +177,6 @@ impl<M: Memory + Send + Sync + 'static> Consumer for Bound<M> {
 /// Return the request of a post.
 fn request<'a>(post: &Post, payload: Payload<'a>) -> consumer::Post<'a> {
     consumer::Post {
-        kind: consumer::PostKind::Write,
         word: post.word,
         payload,
         address: post.address,

@@ -10,11 +10,12 @@ use urds_stream_link::{Attention, ENDED, Link, News, READABLE, SendContent, Shar
 use urds_stream_link::{attach, post_pending, send};
 use urds_verbs::Engine;
 use urds_verbs::attributes::{Cap, Field};
-use urds_verbs::consumer::{Post, PostKind};
+use urds_verbs::consumer::Post;
 use urds_verbs::memory::{Extent, Payload};
+use urds_verbs::numbers::Opcode;
 use urds_verbs::packets::{self, Packet};
 use urds_verbs::queue_pair::Outlet;
-use urds_verbs::work::Route;
+use urds_verbs::work::{Doubts, Opcoded, Pieces, Route, SendWork};
 
 mod support;
 
@@ -222,9 +223,14 @@ fn nothing_leaves_before_the_connection_is_known_and_early_words_are_kept() {
     assert!(link.core.is_readable());
 }
 
-fn post(side: &mut Side, kind: PostKind, word: Option<u32>) {
+/// Write a word; without one post a SEND.
+fn post(side: &mut Side, word: Option<u32>) {
+    if word.is_none() {
+        let send = Opcoded::Known(Box::new(SendWork::new(0, Opcode::Send, Pieces::None)));
+        let posted = side.engine.post_send(side.number, send, &Doubts::default());
+        return posted.expect("it is connected");
+    }
     let post = Post {
-        kind,
         word,
         payload: Payload::Bytes(&[]),
         address: 0,
@@ -236,19 +242,19 @@ fn post(side: &mut Side, kind: PostKind, word: Option<u32>) {
 
 #[test]
 fn a_peer_that_breaks_the_protocol_is_cut_once_with_its_reason() {
-    for (kind, word, reason) in [
-        (PostKind::Send, None, "RECV where a write"),
-        (PostKind::Write, Some(1 << 29), "operation"),
-        (PostKind::Write, Some(1 << 20), "message of 1048576 bytes"),
-        (PostKind::Write, Some(0), "message of 0 bytes"),
-        (PostKind::Write, Some(4 << 29 | 0xFFFF), "limit"),
-        (PostKind::Write, Some(6 << 29 | 9), "iomap slot 9"),
+    for (word, reason) in [
+        (None, "RECV where a write"),
+        (Some(1 << 29), "operation"),
+        (Some(1 << 20), "message of 1048576 bytes"),
+        (Some(0), "message of 0 bytes"),
+        (Some(4 << 29 | 0xFFFF), "limit"),
+        (Some(6 << 29 | 9), "iomap slot 9"),
     ] {
         let mut sides = pair(StreamSettings::default());
         exchange(&mut sides);
         sides[1].news.take();
-        post(&mut sides[0], kind, word);
-        post(&mut sides[0], PostKind::Write, Some(0));
+        post(&mut sides[0], word);
+        post(&mut sides[0], Some(0));
         exchange(&mut sides);
         let cut = sides[1].link.lock().cut.clone().expect("it is cut");
         assert!(cut.contains(reason), "{cut}");
@@ -261,7 +267,6 @@ fn a_write_that_the_peer_rejects_is_a_reason_to_cut() {
     let mut sides = pair(StreamSettings::default());
     exchange(&mut sides);
     let post = Post {
-        kind: PostKind::Write,
         word: None,
         payload: Payload::Bytes(&[1; 8]),
         address: 1,

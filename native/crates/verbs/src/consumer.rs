@@ -1,52 +1,20 @@
 //! Layers above a queue pair whose work per message is compiled too.
 //!
-//! A consumer takes the place of receives and completions: messages and words are given to it where
-//! they are executed, and it is asked for posts while the queue pair can send. The engine's lock is
-//! held in each call, so a consumer calls nothing back, waits for nothing and makes nothing of Python.
+//! A consumer takes the place of receives and completions: words are given to it where they are executed,
+//! and it is asked for writes while the queue pair can send. The engine's lock is held in each call, so a
+//! consumer calls nothing back, waits for nothing and makes nothing of Python.
 
-use std::any::Any;
 use std::fmt::Debug;
 
 use crate::memory::{Content, Payload};
 use crate::numbers::Status;
 
-/// One packet of a SEND. Those of a message follow each other, none is missing.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
-    pub content: Content<'a>,
-    /// Of its first byte in the message.
-    pub offset: u32,
-    pub is_last: bool,
-    pub is_solicited: bool,
-    /// With the last packet.
-    pub immediate: Option<u32>,
-}
-
-/// The peer broke the rules of the layer: the queue pair ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused(pub &'static str);
-
-/// How a queue pair ended, with what its oldest failed request says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
-    /// `None`: the peer, the connection or the owner ended it.
-    pub status: Option<Status>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PostKind {
-    Send,
-    Write,
-}
-
-/// A request of a consumer.
+/// A WRITE of a consumer.
 #[derive(Clone, Copy, Debug)]
 pub struct Post<'a> {
-    pub kind: PostKind,
     /// Immediate data.
     pub word: Option<u32>,
     pub payload: Payload<'a>,
-    /// Of a write.
     pub address: u64,
     pub rkey: u32,
     /// No request under way touches the same memory of the peer.
@@ -54,27 +22,22 @@ pub struct Post<'a> {
 }
 
 /// What stands behind one queue pair.
-pub trait Consumer: Any + Debug + Send {
-    /// Take the next packet of a SEND.
-    ///
-    /// # Errors
-    /// The packet is none that may come.
-    fn message(&mut self, part: Part<'_>) -> Result<(), Refused>;
+pub trait Consumer: Debug + Send {
+    /// A SEND has come; none of it is kept.
+    fn message(&mut self);
 
-    /// Take the word of a WRITE whose `placed` bytes lie in memory.
-    ///
-    /// # Errors
-    /// The word is none that may come.
-    fn word(&mut self, word: u32, placed: u64) -> Result<(), Refused>;
+    /// Take the word of a WRITE whose bytes lie in memory.
+    fn word(&mut self, word: u32);
 
     /// Return what to post next; asked while a request would leave at once.
     fn next(&mut self) -> Option<Post<'_>>;
 
-    /// So many of its oldest requests are done: the peer has them.
-    fn sent(&mut self, count: u32);
+    /// The oldest of its requests is done: the peer has it.
+    fn sent(&mut self);
 
-    /// Nothing comes and nothing leaves any more.
-    fn ended(&mut self, end: End);
+    /// Nothing comes and nothing leaves any more. `None`: the peer, the connection or the owner ended it, else
+    /// how its oldest failed request did.
+    fn ended(&mut self, status: Option<Status>);
 }
 
 /// What became of a message for which a taker was asked.
@@ -94,12 +57,4 @@ pub enum Taking {
 pub trait Taker: Debug + Send + Sync {
     /// Take a message, if it can now; `Later` only if it may wait.
     fn take(&self, message: Content<'_>, may_wait: bool) -> Taking;
-}
-
-impl dyn Consumer {
-    /// Return the consumer as what it is, if it is a `T`.
-    pub fn as_mut<T: Consumer>(&mut self) -> Option<&mut T> {
-        let any: &mut dyn Any = self;
-        any.downcast_mut()
-    }
 }

@@ -187,7 +187,7 @@ impl Engine {
     }
 
     pub fn queue_pair_count(&self) -> usize {
-        self.queue_pairs.len()
+        self.queue_pairs.count()
     }
 
     pub fn has_qpn(&self, qpn: u32) -> bool {
@@ -254,19 +254,6 @@ impl Engine {
             None => Err(closed()),
             Some(served) => served.queue_pair.consume(consumer),
         }
-    }
-
-    /// Do something with the consumer of a queue pair, which is asked for posts afterwards.
-    pub fn with_consumer<C: Consumer, T>(
-        &mut self,
-        number: u32,
-        work: impl FnOnce(&mut C) -> T,
-    ) -> Option<T> {
-        let served = self.queue_pairs.get_mut(number)?;
-        let consumer = served.queue_pair.consumer.as_deref_mut()?.as_mut()?;
-        let result = work(consumer);
-        self.ready.insert((served.serial, number));
-        Some(result)
     }
 
     /// Queue a request beside those that a consumer gives when it is asked; see `QueuePair::post`.

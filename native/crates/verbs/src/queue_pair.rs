@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::attributes::{Attributes, Cap, Field, Link, check_modify};
 use crate::completions::{CompletionQueue, Outbox};
-use crate::consumer::{Consumer, End, Post, PostKind, Taker};
+use crate::consumer::{Consumer, Post, Taker};
 use crate::errors::{ENOMEM, Rejected};
 use crate::keys::{Domain, Keys};
 use crate::memory::{Content, Payload};
@@ -49,7 +49,6 @@ pub trait Outlet {
 /// The target of a write that an outlet may place.
 #[derive(Clone, Copy, Debug)]
 pub struct Placing {
-    pub qpn: u32,
     pub target_qpn: u32,
     pub rkey: u32,
     pub address: u64,
@@ -254,8 +253,7 @@ impl QueuePair {
         self.requester.flush();
         self.flush_sends(shared);
         if let Some(consumer) = &mut self.consumer {
-            let status = self.failed.take();
-            consumer.ended(End { status });
+            consumer.ended(self.failed.take());
         }
         if !self.is_datagram() {
             self.flush_incoming(shared);
@@ -351,11 +349,9 @@ impl QueuePair {
         if self.state != QpState::Rts {
             return false;
         }
-        let opcode = match (post.kind, post.word) {
-            (PostKind::Send, None) => Opcode::Send,
-            (PostKind::Send, Some(_)) => Opcode::SendWithImm,
-            (PostKind::Write, None) => Opcode::RdmaWrite,
-            (PostKind::Write, Some(_)) => Opcode::RdmaWriteWithImm,
+        let opcode = match post.word {
+            None => Opcode::RdmaWrite,
+            Some(_) => Opcode::RdmaWriteWithImm,
         };
         let mut work = SendWork::boxed(0, opcode, Pieces::None);
         work.imm_data = post.word.unwrap_or(0);
@@ -433,7 +429,7 @@ impl QueuePair {
     pub(crate) fn complete_send(&mut self, request: &Request, status: Status, shared: &mut Shared) {
         if let Some(consumer) = &mut self.consumer {
             match status {
-                Status::Success => consumer.sent(1),
+                Status::Success => consumer.sent(),
                 Status::WrFlushErr => {}
                 _ => self.failed = self.failed.or(Some(status)),
             }

@@ -4,7 +4,7 @@
 //! a repeat follows an RNR NAK or an expired `timeout` alone. Rules: `urds.verbs.engine.requester`.
 
 use crate::attributes::Field;
-use crate::consumer::{Post, PostKind};
+use crate::consumer::Post;
 use crate::errors::{ACK, NAK_INVALID_REQUEST, NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATION};
 use crate::errors::{NAK_SEQUENCE, RNR_NAK};
 use crate::memory::{Content, Extents, Payload};
@@ -263,7 +263,6 @@ impl QueuePair {
         let mut found = Extents::None;
         let (keys, domain) = (&shared.keys, self.setup.domain);
         let target = Placing {
-            qpn: self.setup.qpn,
             target_qpn: self.attributes.word(Field::DestQpn),
             rkey: request.work.rkey,
             address: request.work.remote_addr,
@@ -293,14 +292,13 @@ impl QueuePair {
         let is_long = outlet
             .placed_bytes_min()
             .is_some_and(|least| request.length >= least);
-        let (true, Some(peer)) = (is_long && post.kind == PostKind::Write, self.peer) else {
+        let (true, Some(peer)) = (is_long, self.peer) else {
             return false;
         };
         if !post.is_apart && (!self.can_start() || self.overtakes(request)) {
             return false;
         }
         let target = Placing {
-            qpn: self.setup.qpn,
             target_qpn: self.attributes.word(Field::DestQpn),
             rkey: post.rkey,
             address: post.address,

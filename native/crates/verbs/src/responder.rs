@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::attributes::Field;
-use crate::consumer::{Part, Taking};
+use crate::consumer::Taking;
 use crate::errors::{ACK, Fault, NAK_REMOTE_ACCESS, RNR_NAK};
 use crate::memory::{Content, Extent, Payload};
 use crate::numbers::{
@@ -292,15 +292,9 @@ impl QueuePair {
         }
         if packet.kind == Kind::Send {
             if let Some(consumer) = &mut self.consumer {
-                let is_last = packet.has(LAST);
-                let part = Part {
-                    content: payload,
-                    offset: packet.offset,
-                    is_last,
-                    is_solicited: packet.has(SOLICITED),
-                    immediate: (is_last && packet.has(IMMEDIATE)).then_some(packet.immediate),
-                };
-                consumer.message(part).map_err(|_| invalid())?;
+                if packet.has(LAST) {
+                    consumer.message();
+                }
             } else if let Some(work) = &self.incoming.taken {
                 let (domain, pieces) = (self.setup.receive_domain, work.pieces.as_slice());
                 let offset = u64::from(packet.offset);
@@ -390,9 +384,7 @@ impl QueuePair {
             && packet.kind == Kind::Write
             && takes_receive(packet)
         {
-            consumer
-                .word(packet.immediate, message_bytes)
-                .map_err(|_| invalid())?;
+            consumer.word(packet.immediate);
         }
         let responder = &mut self.responder;
         responder.expected += 1;
