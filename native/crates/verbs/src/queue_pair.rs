@@ -91,6 +91,17 @@ pub struct Setup {
     pub gid: [u8; GID_BYTES],
 }
 
+impl Setup {
+    /// Drop what has completed of the queue pair and was not polled.
+    pub fn discard_completions(&self, shared: &mut Shared) {
+        for number in [self.send_cq, self.recv_cq] {
+            if let Some(queue) = shared.completions.get_mut(number) {
+                queue.discard(self.qpn);
+            }
+        }
+    }
+}
+
 /// A queue pair of type RC or UD.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -198,21 +209,12 @@ impl QueuePair {
                     while self.queue.take(&mut shared.outbox).is_some() {}
                 }
                 self.begin();
-                self.discard_completions(shared);
+                self.setup.discard_completions(shared);
             }
             QpState::Err => self.enter_error(shared),
             _ => self.enter(new_state, shared),
         }
         Ok(())
-    }
-
-    /// Drop what has completed and was not polled.
-    pub fn discard_completions(&self, shared: &mut Shared) {
-        for number in [self.setup.send_cq, self.setup.recv_cq] {
-            if let Some(queue) = shared.completions.get_mut(number) {
-                queue.discard(self.setup.qpn);
-            }
-        }
     }
 
     fn enter(&mut self, new_state: QpState, shared: &mut Shared) {

@@ -45,7 +45,6 @@ pub struct Guarded {
 pub struct Core {
     pub guarded: Mutex<Guarded>,
     pub is_broken: AtomicBool,
-    pub has_channels: AtomicBool,
     pub looks: Looks,
     /// Streams whose links have something to do.
     pub news: Arc<News>,
@@ -53,7 +52,7 @@ pub struct Core {
     pub couriers: Couriers,
     /// When a call made progress last, for the thread that makes it otherwise.
     pub progressed_ns: AtomicI64,
-    /// Threads that wait, if there are channels.
+    /// Threads that wait; there are channels if it is there.
     pub waits: Option<Waits>,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
@@ -162,7 +161,7 @@ impl Core {
 
     /// Send what queue pairs have to send, if there are channels.
     pub fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        if !self.has_channels.load(Relaxed) {
+        if self.waits.is_none() {
             return Ok(());
         }
         self.through(py, |machine, channels, now| {
@@ -324,14 +323,13 @@ impl Engine {
         Arc::clone(&self.core)
     }
 
-    /// Make an engine, whose packets go through channels if there are any.
+    /// Make an engine, whose packets go through channels if there are any, for which threads wait.
     pub fn over(
         link: &Bound<'_, PyAny>,
         gid: Gid,
         checksum: bool,
-        channels: Option<Channels>,
+        channels: Option<(Channels, Waits)>,
         looks: Looks,
-        waits: Option<Waits>,
         has_random_keys: bool,
     ) -> PyResult<Self> {
         let holds = |name: &str| link.getattr(name)?.extract::<bool>();
@@ -341,7 +339,8 @@ impl Engine {
             return Err(refused(&Rejected::new(EOPNOTSUPP, detail)));
         }
         let most = u32::try_from(PAYLOAD_BYTES_MAX).unwrap_or(u32::MAX);
-        let has_channels = channels.is_some();
+        let (channels, waits) = channels.unzip();
+        let has_channels = waits.is_some();
         let payload_bytes_max = has_channels.then_some(most);
         let draw = has_random_keys.then(random_keys).transpose();
         let mut machine = Machine::new(draw.map_err(|error| refused(&error))?, checksum);
@@ -353,7 +352,6 @@ impl Engine {
                     channels: channels.unwrap_or_default(),
                 }),
                 is_broken: AtomicBool::new(false),
-                has_channels: AtomicBool::new(has_channels),
                 looks,
                 waits,
                 news: Arc::default(),
@@ -385,8 +383,7 @@ impl Engine {
         checksum: bool,
         has_random_keys: bool,
     ) -> PyResult<Self> {
-        let looks = Looks::default();
-        Self::over(link, gid, checksum, None, looks, None, has_random_keys)
+        Self::over(link, gid, checksum, None, Looks::default(), has_random_keys)
     }
 
     #[getter]

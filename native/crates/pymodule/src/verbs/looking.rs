@@ -177,7 +177,7 @@ impl Core {
         taken: &mut Taken,
     ) -> Left {
         *taken = taken_of(machine, number, count);
-        if !taken.is_empty() || !self.has_channels.load(Relaxed) {
+        if !taken.is_empty() || self.waits.is_none() {
             return Left::default();
         }
         let polls = self.looks.empty_polls.load(Relaxed);
@@ -213,7 +213,7 @@ impl Core {
     /// pass tells all of it then, in its order.
     pub fn take_fed(&self, py: Python<'_>, number: u32) -> PyResult<(Taken, Left)> {
         let take = |machine: &mut Machine, channels: &mut Channels| {
-            if self.has_channels.load(Relaxed) {
+            if self.waits.is_some() {
                 let now = time_of(machine);
                 channels.progress(machine, now);
                 self.couriers.serve(machine, channels, now);

@@ -302,13 +302,8 @@ impl QueuePair {
 
     fn discard_completions(&self, py: Python<'_>) -> PyResult<()> {
         let setup = self.setup;
-        self.core.call(py, |machine| {
-            for number in [setup.send_cq, setup.recv_cq] {
-                if let Some(queue) = machine.shared.completions.get_mut(number) {
-                    queue.discard(setup.qpn);
-                }
-            }
-        })
+        self.core
+            .call(py, |machine| setup.discard_completions(&mut machine.shared))
     }
 
     /// End the service of the queue pair; nothing completes any more.

@@ -40,14 +40,14 @@ impl ShmEngine {
         self.core.call_with(py, |_, channels| work(channels))
     }
 
-    fn waits(&self) -> Option<&Waits> {
-        self.core.waits.as_ref()
+    fn waits(&self) -> &Waits {
+        let waits = self.core.waits.as_ref();
+        waits.expect("an engine with channels has them")
     }
 
     fn wake(&self, work: impl FnOnce(&Lead<Awaited>) -> Wakes<Awaited>) {
-        if let Some(waits) = self.waits() {
-            waits.wake(&work(&waits.lead));
-        }
+        let waits = self.waits();
+        waits.wake(&work(&waits.lead));
     }
 }
 
@@ -73,8 +73,8 @@ impl ShmEngine {
         let channels = Channels::new(gid.0, mtu_bytes, placed_bytes_min);
         let engine = {
             let looks = Looks::new(on_pass, on_idle, owner);
-            let waits = Some(Waits::new(set, doorbell));
-            Engine::over(link, gid, false, Some(channels), looks, waits, true)?
+            let channels = Some((channels, Waits::new(set, doorbell)));
+            Engine::over(link, gid, false, channels, looks, true)?
         };
         let core = engine.core();
         DEVICES.fetch_add(1, Relaxed);
@@ -258,24 +258,18 @@ impl ShmEngine {
     /// Begin a wait for what the loop tells, with a number of its own; `end_wait` ends it.
     #[pyo3(signature = (number, asks, /))]
     fn begin_wait(&self, number: u64, asks: bool) {
-        if let Some(waits) = self.waits() {
-            waits.begin(number, asks);
-        }
+        self.waits().begin(number, asks);
     }
 
     #[pyo3(signature = (number, /))]
     fn end_wait(&self, number: u64) {
-        if let Some(waits) = self.waits() {
-            waits.end(number);
-        }
+        self.waits().end(number);
     }
 
     /// Tell a thread that its wait is over, or may be.
     #[pyo3(signature = (number, /))]
     fn tell(&self, number: u64) {
-        if let Some(waits) = self.waits() {
-            waits.tell(number);
-        }
+        self.waits().tell(number);
     }
 
     /// Wait until the loop has told since the last return, or until `until_ns` of the clock; return
@@ -295,9 +289,7 @@ impl ShmEngine {
 
     /// Have no doorbell any more: the loop closes it.
     fn forget_doorbell(&self) {
-        if let Some(waits) = self.waits() {
-            waits.forget_doorbell();
-        }
+        self.waits().forget_doorbell();
     }
 
     /// Have no plane serve the engine any more: the loop is about to close the set.
@@ -308,25 +300,23 @@ impl ShmEngine {
     /// The longest sleep of a thread, the net below a lost ring.
     #[getter]
     fn nap_ns(&self) -> i64 {
-        self.waits().map_or(0, |waits| waits.nap_ns.load(Relaxed))
+        self.waits().nap_ns.load(Relaxed)
     }
 
     #[setter]
     fn set_nap_ns(&self, nap_ns: i64) {
-        if let Some(waits) = self.waits() {
-            waits.nap_ns.store(nap_ns, Relaxed);
-        }
+        self.waits().nap_ns.store(nap_ns, Relaxed);
     }
 
     /// How many threads sleep, or are about to.
     #[getter]
     fn sleepers(&self) -> usize {
-        self.waits().map_or(0, |waits| waits.lead.sleepers())
+        self.waits().lead.sleepers()
     }
 
     #[getter]
     fn has_waiters(&self) -> bool {
-        self.waits().is_some_and(|waits| waits.lead.has_waiters())
+        self.waits().lead.has_waiters()
     }
 
     /// Have the loop called before the next sleep.
@@ -353,7 +343,7 @@ impl ShmEngine {
 
     /// Have the progress thread lead; false while a thread waits.
     fn lead_in_thread(&self) -> bool {
-        self.waits().is_none_or(|waits| waits.lead.lead_in_thread())
+        self.waits().lead.lead_in_thread()
     }
 
     /// Take the lead from the progress thread.
@@ -364,7 +354,7 @@ impl ShmEngine {
     /// Ask for `handle_left` when no thread waits any more; false if none does, and none is coming.
     #[pyo3(signature = (is_coming=false, /))]
     fn want(&self, is_coming: bool) -> bool {
-        self.waits().is_some_and(|waits| waits.lead.want(is_coming))
+        self.waits().lead.want(is_coming)
     }
 
     /// End all waits.
@@ -375,9 +365,7 @@ impl ShmEngine {
     /// Whether a timer of the loop gives memory of idle channels back.
     #[pyo3(signature = (is_planned, /))]
     fn note_trim(&self, is_planned: bool) {
-        if let Some(waits) = self.waits() {
-            waits.is_trim_planned.store(is_planned, Relaxed);
-        }
+        self.waits().is_trim_planned.store(is_planned, Relaxed);
     }
 
     // -- memory of peers
