@@ -4,13 +4,16 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
 
-from tests.verbs.conformance import Pair, Side, World
+from tests.verbs.conformance import ROWS, Pair, Side, World
 from tests.verbs.relay import Relay
 from urds.verbs import (
+    PD,
     QP,
     QPCap,
     QPState,
@@ -18,6 +21,7 @@ from urds.verbs import (
     RecvWR,
     SendFlag,
     SendWR,
+    VerbsClosedError,
     VerbsError,
     WCStatus,
     WROpcode,
@@ -131,6 +135,32 @@ def test_a_fork_leaves_the_device_to_the_parent(world: World) -> None:
         pair.left.post()
         assert pair.left.ended() == [WCStatus.SUCCESS]
         pair.right.received()
+
+
+@pytest.mark.parametrize("world", [row for row in ROWS if row != "sim"], indirect=True)
+def test_a_forked_child_is_refused_by_the_objects_of_its_parent(world: World) -> None:
+    """At once: what it posts would never end, and it would wait for ever."""
+    side = world.pair().left
+    qp, queue, context = side.qp, side.scq, side.context
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            # Looked up here: the methods of before the fork may be the engine's own.
+            calls: list[Callable[[], object]] = [
+                partial(qp.post_send, SendWR()), partial(qp.send, b""), qp.query,
+                partial(qp.post_recv, RecvWR()), queue.poll, queue.wait_for,
+                partial(side.mr.read, 1), context.get_async_event, partial(PD, context),
+            ]  # fmt: skip
+            for call in calls:
+                with pytest.raises(VerbsClosedError, match="of the parent process is closed"):
+                    call()
+            side.context.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    side.qp.query()
 
 
 # -- bad ways

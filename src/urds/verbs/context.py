@@ -3,7 +3,6 @@
 Source: docs/reference/verbs-and-roce.md 2, 12 and 18.
 """
 
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -228,7 +227,7 @@ class Context(EventSource[AsyncEvent]):
                     element.break_queue_pairs()
 
     def _close(self, *, forced: bool) -> None:
-        was_open = self._is_open and self._pid == os.getpid()
+        was_open = self._is_open
         super()._close(forced=forced)
         if was_open:
             # Without the lock: the adapter ends a thread that may wait for it.

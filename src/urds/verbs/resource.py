@@ -3,7 +3,7 @@
 A child holds its parents; a parent knows its children by weak references and closes them before
 itself. So any order of closing is safe, and an object without references is closed when it is
 collected. Everything runs under the lock of the adapter: each call is safe from any thread. Objects
-belong to the process that made them: in a forked child closing drops the copy and sends nothing.
+belong to the process that made them: in a forked child all are closed, and nothing is sent.
 
 The engine below never refers to these objects strongly: an opened device whose objects were all
 collected ends, thread included. Source: docs/reference/verbs-and-roce.md 18.
@@ -15,12 +15,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Final, Generic, Self, TypeVar
 
 from urds.common.readiness import EventDescriptor
 from urds.verbs.errors import VerbsClosedError, VerbsError, verbs_error
 
 _Event = TypeVar("_Event")
+
+_roots: Final[weakref.WeakSet["Resource"]] = weakref.WeakSet()  # without parents: opened devices
 
 
 class Resource:
@@ -31,6 +33,7 @@ class Resource:
     # Methods that are the engine's own while the object is open: see `_place`.
     _placed: ClassVar[tuple[str, ...]] = ()
     _is_open = False
+    _is_inherited = False  # of the parent process, seen in the child of a fork
 
     def __init__(self, lock: threading.RLock, *parents: "Resource") -> None:
         """Become a child of `parents`, which must be open. Raises VerbsClosedError: one is not."""
@@ -43,8 +46,9 @@ class Resource:
             for parent in parents:
                 parent._add_child(self)
             self._parents = parents
-            self._pid = os.getpid()
             self._is_open = True
+            if not parents:
+                _roots.add(self)
 
     @property
     def closed(self) -> bool:
@@ -70,7 +74,7 @@ class Resource:
         A collection may begin anywhere: in the middle of an engine's work, or in a thread that
         holds a lock for which the owner of ours waits. There, another thread closes.
         """
-        if not self._is_open or sys.is_finalizing() or self._pid != os.getpid():
+        if not self._is_open or sys.is_finalizing():
             return
         # `threading.Condition` asks a lock the same way; there is no public question.
         is_ours: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # private, see above
@@ -81,9 +85,8 @@ class Resource:
             threading.Thread(target=self._close, kwargs={"forced": True}, daemon=True).start()
 
     def _close(self, *, forced: bool) -> None:
-        if self._is_open and self._pid != os.getpid():
+        if self._is_inherited:
             # The lock may be held for ever, by a thread that only the parent process has.
-            self._end_calls()
             return
         with self._lock:
             if not self._is_open:
@@ -111,6 +114,14 @@ class Resource:
         for name in self._placed:
             self.__dict__.pop(name, None)
 
+    def _leave_to_parent(self) -> None:
+        """Close this copy, and those that depend on it, in the child of a fork. Takes no lock."""
+        if not self._is_inherited:
+            self._is_inherited = True
+            for child in self._children():
+                child._leave_to_parent()
+            self._end_calls()
+
     def _announce_end(self) -> None:
         """Wake threads that wait for something of this object, closed by now. Lock held."""
 
@@ -135,7 +146,8 @@ class Resource:
 
     def _demand_open(self) -> None:
         if not self._is_open:
-            raise VerbsClosedError(type(self).__name__)
+            name = type(self).__name__
+            raise VerbsClosedError(f"{name} of the parent process" if self._is_inherited else name)
 
     def _calling(self) -> "_Calling":
         """Hold the lock for a call of an open object; what is raised becomes a `VerbsError`."""
@@ -198,3 +210,12 @@ class _Calling:
         self._resource._lock.release()
         if isinstance(error, OSError) and not isinstance(error, VerbsError):
             raise verbs_error(error) from error
+
+
+def _leave_all_to_parent() -> None:
+    for root in list(_roots):
+        root._leave_to_parent()
+    _roots.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
