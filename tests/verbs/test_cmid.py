@@ -214,6 +214,16 @@ def test_own_domain_and_queues_are_used(contexts: tuple[Context, Context]) -> No
     assert cmid.reg_write(1).access == AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
 
 
+@pytest.mark.parametrize("port", [65_536, "65536", 1 << 40])
+def test_a_port_that_is_none_is_refused(port: int | str) -> None:
+    """The C library would take its lower 16 bits."""
+    said = f"port {port}, from 0 to 65535"
+    with pytest.raises(VerbsArgumentError, match=said):
+        AddrInfo(HOST, port, flags=RAI_PASSIVE)
+    with pytest.raises(VerbsArgumentError, match=said):
+        AddrInfo(dst=HOST, dst_service=port)
+
+
 def test_a_cancelled_wait_takes_no_event() -> None:
     with Context("udp0") as context:
         channel = CMEventChannel(context)

@@ -120,6 +120,12 @@ def test_bytes_that_are_not_in_one_piece_are_refused(world: World) -> None:
         assert (caught.value.bad_wr, caught.value.errno) == (0, 22)
 
 
+@pytest.mark.parametrize("address", [-1, 1 << 64])
+def test_a_short_form_refuses_an_address_beyond_64_bits(world: World, address: int) -> None:
+    with pytest.raises(OverflowError):
+        world.pair().left.qp.write(b"x", address, 1)
+
+
 def test_a_list_is_posted_up_to_the_one_that_is_refused(world: World) -> None:
     pair = world.pair()
     pair.right.receive(count=4)

@@ -15,6 +15,7 @@ from urds.verbs.providers.base import ConnectParameters, PortSpace
 RAI_PASSIVE: Final = 1
 RAI_NUMERICHOST: Final = 2
 UD_QKEY: Final = 0x0123_4567  # of datagram queue pairs that the connection manager makes
+PORT_MAX: Final = 0xFFFF
 
 
 @dataclass(slots=True)
@@ -92,7 +93,11 @@ class AddrInfo:
         port_space: int = PortSpace.TCP,
         flags: int = 0,
     ) -> None:
-        """Resolve names. Raises VerbsError: EADDRNOTAVAIL for names that cannot be resolved."""
+        """Resolve names.
+
+        Raises VerbsError: EADDRNOTAVAIL for names that cannot be resolved. VerbsArgumentError: a
+        port that is none.
+        """
         self.flags = flags
         self.port_space = PortSpace(port_space or PortSpace.TCP)
         self.src = _resolved(src, src_service, flags) if src or src_service else None
@@ -110,6 +115,10 @@ def _resolved(host: str | None, service: str | int | None, flags: int) -> HostPo
     known = socket.AI_NUMERICHOST if flags & RAI_NUMERICHOST else 0
     if flags & RAI_PASSIVE:
         known |= socket.AI_PASSIVE
+    # The C library takes the lower 16 bits of a number and says nothing.
+    number = int(str(service)) if str(service).isdecimal() else 0
+    if number > PORT_MAX:
+        raise VerbsArgumentError(f"port {number}, from 0 to {PORT_MAX}")
     try:
         found = socket.getaddrinfo(host, service, type=socket.SOCK_DGRAM, flags=known)
     except socket.gaierror as error:

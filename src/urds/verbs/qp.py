@@ -9,6 +9,7 @@ Source: docs/reference/verbs-and-roce.md 10, 12 and 18.
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any, ClassVar, Final, TypeVar
 
 from urds.common.types import BytesLike
@@ -318,7 +319,12 @@ class QP(Resource):
         wr_id: int = 0,
         flags: SendFlag = SendFlag.SIGNALED,
     ) -> None:
-        """Post an RDMA WRITE of bytes to `address` under the peer's `rkey`: as `send`."""
+        """Post an RDMA WRITE of bytes to `address` under the peer's `rkey`: as `send`.
+
+        Raises OverflowError too: an address of more than 64 bits.
+        """
+        if index(address) >> 64:
+            raise OverflowError(f"address {address}, from 0 to {(1 << 64) - 1}")
         self.post_send(
             SendWR(
                 wr_id,

@@ -38,7 +38,7 @@ pub fn recv_work(object: &Bound<'_, PyAny>) -> PyResult<RecvWork> {
         return recv_record(py, &native.borrow());
     }
     Ok(RecvWork {
-        wr_id: object.getattr(intern!(py, "wr_id"))?.extract()?,
+        wr_id: number("wr_id", &object.getattr(intern!(py, "wr_id"))?)?,
         pieces: pieces_of(&object.getattr(intern!(py, "sg"))?)?,
         num_sge: object.getattr(intern!(py, "num_sge"))?.extract()?,
     })
@@ -48,7 +48,7 @@ pub fn recv_work(object: &Bound<'_, PyAny>) -> PyResult<RecvWork> {
 #[inline]
 pub fn recv_record(py: Python<'_>, record: &RecvWR) -> PyResult<RecvWork> {
     Ok(RecvWork {
-        wr_id: record.wr_id.extract(py)?,
+        wr_id: number("wr_id", record.wr_id.bind(py))?,
         pieces: pieces_of(record.sg.bind(py))?,
         num_sge: record.num_sge.extract(py)?,
     })
@@ -83,7 +83,12 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
             )?)
         };
     }
-    let wr_id = field!(wr_id).extract()?;
+    macro_rules! number_of {
+        ($name:ident) => {
+            number(stringify!($name), field!($name))?
+        };
+    }
+    let wr_id = number_of!(wr_id);
     let known = field!(opcode).extract::<i64>().ok().and_then(Opcode::of);
     let Some(known) = known else {
         let name = field!(opcode).repr()?.to_string();
@@ -98,17 +103,17 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
     }
     work.num_sge = field!(num_sge).extract()?;
     if known.invalidates() {
-        work.invalidate_rkey = field!(invalidate_rkey).extract()?;
+        work.invalidate_rkey = number_of!(invalidate_rkey);
     } else {
-        work.imm_data = field!(imm_data).extract()?;
+        work.imm_data = number_of!(imm_data);
     }
-    work.rkey = field!(rkey).extract()?;
+    work.rkey = number_of!(rkey);
     work.remote_addr = masked(field!(remote_addr))?;
     if !field!(ah).is_none() {
         work.extra = Extra::Destination(Box::new(Destination {
             route: route_of(field!(ah))?,
-            qpn: field!(remote_qpn).extract()?,
-            qkey: field!(remote_qkey).extract()?,
+            qpn: number_of!(remote_qpn),
+            qkey: number_of!(remote_qkey),
         }));
     }
     if !known.operands().is_empty() {
@@ -131,6 +136,36 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
 
 fn seen<'a, 'py, B: Borrow<Bound<'py, PyAny>>>(object: &'a B) -> &'a Bound<'py, PyAny> {
     object.borrow()
+}
+
+/// Read an unsigned integer; one that `T` cannot hold is an `OverflowError` with field and limit.
+fn number<T: Unsigned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    value.extract().map_err(|error: PyErr| {
+        let is_beyond = error.is_instance_of::<PyOverflowError>(value.py());
+        if is_beyond {
+            beyond(name, value, T::MOST)
+        } else {
+            error
+        }
+    })
+}
+
+#[cold]
+fn beyond(name: &str, value: &Bound<'_, PyAny>, most: u64) -> PyErr {
+    PyOverflowError::new_err(format!("{name} {value}, from 0 to {most}"))
+}
+
+/// An integer of a work request.
+trait Unsigned: for<'a, 'py> FromPyObject<'a, 'py, Error = PyErr> {
+    const MOST: u64;
+}
+
+impl Unsigned for u32 {
+    const MOST: u64 = u32::MAX as u64;
+}
+
+impl Unsigned for u64 {
+    const MOST: u64 = u64::MAX;
 }
 
 /// Read an operand of an atomic; one beyond 64 bits is a doubt, which the post reports.
