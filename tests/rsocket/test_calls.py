@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.rsocket.socket_pairs import HOST, WAIT_S, error_of
-from urds.rsocket import calls
+from urds.rsocket import Socket, calls
 from urds.rsocket.calls import (
     raccept,
     rbind,
@@ -144,6 +144,11 @@ def test_an_unknown_descriptor_is_ebadf(row) -> None:
     with open(os.devnull, "rb") as ordinary:
         for number in (ordinary.fileno(), -1, 1 << 30):
             assert error_of(call, number, *arguments) == errno.EBADF
+
+
+def test_the_descriptor_of_a_socket_object_is_no_number_of_the_calls() -> None:
+    with Socket() as made, pytest.raises(OSError, match=r"no number of rsocket\(\) or raccept"):
+        rgetsockname(made.fileno())
 
 
 def test_a_closed_descriptor_is_unknown(ends: tuple[int, int]) -> None:

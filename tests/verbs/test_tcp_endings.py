@@ -1,7 +1,10 @@
 """Streams of the tcp provider that end under traffic, each way and at random moments."""
 
+import errno
+import os
 import random
 import socket
+import struct
 import time
 
 import pytest
@@ -85,6 +88,18 @@ def test_an_end_under_traffic_completes_everything_once(way: str, seed: int) -> 
         # Nothing of it is left behind.
         assert not far.adapter.connections and not far.adapter.owners
         assert not near.adapter.connections and not near.adapter.owners
+
+
+def test_a_reset_is_told_in_words_alone() -> None:
+    """The errno is beside them: it would stand twice in what a program is shown."""
+    with connected() as (client, server):
+        with server.adapter.lock:
+            reset = server.connection.stream._socket
+            reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            nothing = socket.socket()
+            os.dup2(nothing.fileno(), reset.fileno())
+            nothing.close()
+        assert client.event(ConnectionEventKind.BROKEN).reason == os.strerror(errno.ECONNRESET)
 
 
 def test_who_kicks_after_the_close_says_nothing() -> None:

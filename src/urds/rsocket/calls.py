@@ -1,8 +1,9 @@
 """The r* calls: what rdma/rsocket.h declares, over integer descriptors, with results of Python.
 
-A number is the descriptor that `Socket.fileno()` shows, so that it can be polled; no other call of
-the system works on it. Errors are OSError with the errno of the original; data are returned, not
-filled in, but for the calls that take several buffers. Source: docs/reference/rsocket.md 11.
+A number is what `rsocket` or `raccept` gave, and a descriptor, so that it can be polled; no other
+call of the system works on it. A `Socket` that the program made itself has methods instead. Errors
+are OSError with the errno of the original; data are returned, not filled in, but for the calls that
+take several buffers. Source: docs/reference/rsocket.md 11.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _close_on_exec: Final[set[int]] = set()  # only remembered: a child has no rsock
 def _known(descriptor: int) -> Socket:
     socket = socket_of(descriptor)
     if socket is None:
-        raise os_error(errno.EBADF, f"{descriptor} is no rsocket")
+        raise os_error(errno.EBADF, f"{descriptor} is no number of rsocket() or raccept()")
     return socket
 
 

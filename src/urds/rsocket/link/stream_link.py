@@ -220,7 +220,8 @@ class StreamLink:
             self._try_next()
         except OSError as error:
             with self._locked() as context:
-                self.error, self.reason = error.errno or errno.ECONNREFUSED, str(error)
+                self.error = error.errno or errno.ECONNREFUSED
+                self.reason = error.strerror or str(error)
                 self.state = LinkState.OVER
                 context.mark(self)
         with before.adapter.lock:

@@ -101,7 +101,7 @@ class MpaFrame:
         """
         front = bytes(data[:16])
         if not any(key.startswith(front) for key in _KEYS):
-            raise WireError(f"no MPA key: {front[:16]!r}")
+            raise WireError(f"the peer speaks no iWARP: {front[:16]!r} is no MPA key")
         if len(data) < _HEADER.size:
             return None
         key, word, data_bytes = _HEADER.unpack_from(data)

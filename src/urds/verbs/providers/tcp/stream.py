@@ -195,7 +195,7 @@ class IwarpStream:
             try:
                 self._send()
             except OSError as error:
-                self._lose(str(error))
+                self._lose(error.strerror or str(error))
                 return
             if self._encoder.is_terminated:
                 # The answer to a plain peer's request could be said in no other way.
@@ -301,7 +301,7 @@ class IwarpStream:
             self._is_torn = False
             return
         except OSError as error:
-            self._lose(str(error))
+            self._lose(error.strerror or str(error))
             return
         if count:
             self._read(count)
