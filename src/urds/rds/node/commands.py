@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from urds.common.errors import SettingError
-from urds.rds.node.users import OVERFLOW_UID
+from urds.rds.node.settings import OVERFLOW_UID
 from urds.rds.runtime import node_requests, places
 from urds.rds.wire.node import Request, RequestOp
 

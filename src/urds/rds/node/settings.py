@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 OTHERS: Final = "*"
 ROOT_FACTOR: Final = 2
+OVERFLOW_UID: Final = 65534  # of a user namespace that does not map its user. user_namespaces(7)
 _DAY_S: Final = 24 * 3600
 _UID_MAX: Final = (1 << 32) - 2
 _MODES: Final = range(0o600, 0o777)
@@ -41,6 +42,8 @@ _MODES: Final = range(0o600, 0o777)
 
 def _mode(value: object) -> int:
     text = value if isinstance(value, str) else ""
+    if not text.isdecimal():  # int() takes more: "0o660", "6_60", blanks
+        raise ValueError
     mode = int(text, 8)
     if mode not in _MODES or not mode & 0o600 == 0o600 or mode & 0o111:
         raise ValueError
@@ -140,11 +143,24 @@ def _keys(place: str, section: str, table: Mapping[str, object]) -> dict[str, An
 def _addresses(place: str, table: Mapping[str, object]) -> dict[int | str, tuple[str, ...]]:
     rule = networks_rule()
     found: dict[int | str, tuple[str, ...]] = {OTHERS: (ANY,)}
+    named: dict[int | str, str] = {}
     for user, value in table.items():
         name = f"{place}: addresses.{user}"
         networks = _value(name, value, rule.read, rule.allowed)
-        found[user if user == OTHERS else _uid(name, user)] = networks
+        uid = user if user == OTHERS else _useful_uid(name, user)
+        if uid in named:
+            raise SettingError(f"{name}: names the same user as addresses.{named[uid]}")
+        named[uid] = user
+        found[uid] = networks
     return found
+
+
+def _useful_uid(name: str, user: str) -> int:
+    """Return the uid of a user whom such a line can concern. Raises SettingError."""
+    uid = _uid(name, user)
+    if uid == OVERFLOW_UID:
+        raise SettingError(f"{name}: uid {uid} stands for every unmapped user: a node serves none")
+    return uid
 
 
 def _uid(name: str, user: str) -> int:

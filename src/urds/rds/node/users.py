@@ -14,9 +14,8 @@ from typing import Final
 
 from urds.common.records import field, record
 from urds.common.types import IPAddress
-from urds.rds.node.settings import ROOT_FACTOR, NodeSettings
+from urds.rds.node.settings import OVERFLOW_UID, ROOT_FACTOR, NodeSettings
 
-OVERFLOW_UID: Final = 65534  # of a user namespace that does not map its user. user_namespaces(7)
 _CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
 _ENDPOINTS_MAX: Final = 65_536  # ports that wait for the end of their grace
 
