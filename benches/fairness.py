@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pair import Answer, Order, Sample, obey, sample_of, window_for
+from pair import Answer, Order, Sample, obey, sample_of, uninterrupted, window_for
 from peers import BY_NAME
 from peers.base import Address, Kind, written_payload
 from peers.ours import Urds, plane
@@ -92,7 +92,8 @@ class _Side:
         self._limit_s = limit_s
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(role, theirs, *arguments), daemon=True)
-        self._process.start()
+        with uninterrupted():
+            self._process.start()
         theirs.close()
 
     def answer(self) -> Any:

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from pair import uninterrupted
 from peers.ours import Urds
 from peers.rds import PORT
 
@@ -45,7 +46,8 @@ class Side:
         self._process: BaseProcess = context.Process(
             target=_serve, args=(theirs, ours), daemon=True
         )
-        self._process.start()
+        with uninterrupted():
+            self._process.start()
         theirs.close()
 
     def ask(self, what: str, start: int = 0, stop: int = 0) -> float:

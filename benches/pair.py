@@ -8,7 +8,10 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Self
@@ -20,6 +23,21 @@ from works import Work
 
 _END_WAIT_S = 2.0
 _TURN_PATIENCE = 3
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts: KeyboardInterrupt comes at the end.
+
+    A start that is cut leaves a process that fails in its first lines, and that nobody knows. What
+    is started inherits the mask; it ignores the signal anyway.
+    """
+    resource_tracker.ensure_running()  # started before, for it would let the signal through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class PairError(Exception):
@@ -107,9 +125,10 @@ class Pair:
         process = context.Process(
             target=_serve, args=(theirs, peer_name, self._work, cpus, address, index), daemon=True
         )
-        process.start()
+        with uninterrupted():
+            process.start()
+            self._sides.append((process, ours))
         theirs.close()
-        self._sides.append((process, ours))
         return ours
 
     def _answers(self, connections: list[Connection]) -> list[object]:
@@ -224,10 +243,11 @@ def _serve(
         connection.send(_Opened(address, peer.note()))
         while True:
             connection.send(obey(peer, work.kind, receives, connection.recv()))
-    except EOFError:
+    except (EOFError, BrokenPipeError):  # the parent has closed the pipe
         return
     except OSError as error:
-        connection.send(OSError(f"{'receiver' if receives else 'sender'}: {error}"))
+        with suppress(BrokenPipeError):
+            connection.send(OSError(f"{'receiver' if receives else 'sender'}: {error}"))
     finally:
         peer.close()
 

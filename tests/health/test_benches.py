@@ -254,6 +254,21 @@ def test_control_c_ends_a_run_and_its_processes() -> None:
     assert err == "interrupted; all processes are ended\n"
 
 
+def test_control_c_does_not_cut_the_start_of_a_process(bench: Any) -> None:
+    """It comes when the process is known, so that it is ended with the others."""
+    reached = []
+
+    def start() -> None:
+        with bench.pair.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            reached.append(signal.SIGINT in signal.sigpending())
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert reached == [True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_a_laboratory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("KERNEL", "6.1")
