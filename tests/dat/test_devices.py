@@ -3,6 +3,7 @@
 Source: docs/reference/dat.md 4.3, 9.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -250,3 +251,24 @@ def test_a_write_into_mapped_memory_completes_within_its_post(pair: Pair, device
         assert len(client.transfers) == 1
         assert client.next_completion().user_cookie == "placed"
         client.ep.disconnect()
+
+
+def test_in_a_forked_child_the_handles_of_its_parent_are_freed(device: str) -> None:
+    """The device below is closed there: a request would never end, and a wait neither."""
+    with dat.open(device) as ia:
+        end = End.of(ia)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                for call in (end.ep.recv_query, end.ep.reset, end.transfers.wait, ia.create_pz):
+                    with pytest.raises(dat.DatInvalidHandle):
+                        call()
+                with pytest.raises(dat.DatInvalidHandle):
+                    ia.close()
+                assert dat.dat_evd_dequeue(end.transfers)[0] == dat.DAT_INVALID_HANDLE
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        end.ep.reset()

@@ -7,7 +7,9 @@ Source: docs/reference/dat.md 3, 6, 7, 16.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from urds.dat.constants import (
     DAT_THREADSAFE,
@@ -75,6 +77,9 @@ _ASYNC_NUMBER_OF: Final[dict[AsyncEventType, EventNumber]] = {
 _WATERMARK_REASON: Final = 2  # of an endpoint as of a shared receive queue
 
 
+_open: Final[WeakSet[InterfaceAdapter]] = WeakSet()
+
+
 class InterfaceAdapter(DatObject, kind=HandleType.IA):
     """One open device. As a context manager it closes abruptly, so nothing is left."""
 
@@ -106,6 +111,7 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
             self._take_async_evd(async_evd, async_qlen)
             self.device.post_async = self.post_async
             adapter.on_events = self._handle_events
+            _open.add(self)
 
     @property
     def async_evd(self) -> EventDispatcher | AsyncEvdHandle:
@@ -183,6 +189,7 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
             for child in sorted(children, key=lambda child: _END_ORDER.index(child.handle_type)):
                 child.end()
             self.end()
+            _open.discard(self)
         # Not with the lock: the adapter waits for its thread.
         self.adapter.close()
         self._on_close()
@@ -385,3 +392,14 @@ def register(
 def unregister(info: ProviderInfo) -> None:
     """Remove an adapter again. Raises DatProviderNotFound, DatProviderInUse."""
     REGISTRY.remove(info)
+
+
+def _free_all_in_child() -> None:
+    """Free each handle of the parent: the devices below are closed, nothing would ever end."""
+    for ia in list(_open):
+        for one in (ia, *ia.children.values()):
+            one.live = False
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_free_all_in_child)
