@@ -110,6 +110,25 @@ def test_more_connections_than_the_node_takes(start_node: StartNode) -> None:
     assert node.status()["deaths"] == 0
 
 
+def test_without_descriptors_each_request_is_answered_and_the_others_say_so(node: Node) -> None:
+    """A connection takes the spare one; its answer says EMFILE instead of being late."""
+    end, worker = node.open(), node.status()["worker"]
+    used = set(map(int, os.listdir(f"/proc/{worker}/fd")))
+    lowest_free = next(number for number in range(len(used) + 1) if number not in used)
+    soft, hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        for _ in range(3):
+            with pytest.raises(OSError) as error:
+                node.ask(RequestOp.FIND, end)
+            assert error.value.errno == errno.EMFILE
+            assert wire.parse_answer(node.raw(STATUS)).status in (0, errno.EMFILE)
+    finally:
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (soft, hard))
+    assert node.ask(RequestOp.FIND, end)
+    assert node.status()["deaths"] == 0
+
+
 def test_the_limit_of_descriptors_is_raised(start_node: StartNode) -> None:
     node = start_node(prefix=("prlimit", "--nofile=256:300"))
     worker = node.status()["worker"]

@@ -2,12 +2,14 @@
 
 A connection that is above its user's share of requests under way, or above its rate, waits and is
 not read. One that says nothing for `request_wait_s` is closed. Each is served without waiting, so
-one client never holds up another.
+one client never holds up another. A descriptor is kept spare: without another one it makes room for
+one connection after the other, so that each request is answered, most of them with EMFILE.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import time
@@ -61,6 +63,7 @@ class Connections:
         self._waiting: dict[int, deque[Connection]] = {}  # by uid
         self._under_way: Counter[int] = Counter()
         self._is_accepting = False
+        self._spare = -1
         listener.setblocking(False)
         self._accept_if_room()
 
@@ -101,6 +104,7 @@ class Connections:
             for connection in waiting:
                 connection.end.close()
         self._waiting.clear()
+        self._give_spare()
 
     # -- accepting
 
@@ -108,7 +112,11 @@ class Connections:
         return len(self._active) + sum(map(len, self._waiting.values()))
 
     def _accept_if_room(self) -> None:
-        has_room = self._count() < self._connections_max
+        if self._spare < 0:
+            with suppress(OSError):
+                self._spare = os.dup(self._listener.fileno())
+        # Without it an accept may fail, and the listener would tell of its connection for ever.
+        has_room = self._spare >= 0 and self._count() < self._connections_max
         if has_room and not self._is_accepting:
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         elif not has_room and self._is_accepting:
@@ -119,10 +127,20 @@ class Connections:
         """Accept one; the listener tells of the next, and others are served in between."""
         try:
             end, _ = self._listener.accept()
-        except OSError:  # it has gone again, or there is no descriptor: later
-            return
-        self._admit(end)
+        except OSError as failure:  # it has gone again, or there is no descriptor
+            if failure.errno not in (errno.EMFILE, errno.ENFILE) or self._spare < 0:
+                return
+            self._give_spare()
+            with suppress(OSError):
+                self._admit(self._listener.accept()[0])
+        else:
+            self._admit(end)
         self._accept_if_room()
+
+    def _give_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._spare = -1
 
     def _admit(self, end: socket.socket) -> None:
         end.setblocking(False)
