@@ -70,6 +70,8 @@ class Crossing:
         }
         # In which order several streams are read, and let go by a full mailbox, is not told.
         self.names = ["a"] if self.is_hard else list(PEERS)
+        # In worlds of their own: those that once differed have others of the call's draws.
+        self.moves_queues = seed % 8 in (5, 6)
         self._closed: set[str] = set()  # mailboxes
         self._said = ""  # by whose stream bytes may still have to be read
         self._begin()
@@ -309,6 +311,9 @@ class Crossing:
         )
 
     def _path(self) -> None:
+        if self.moves_queues and self.rng.random() < 0.5:
+            self._move()
+            return
         rng, name = self.rng, self.rng.choice(self.names)
         port, generation = rng.choice([4000, 4001]), rng.choice([None, 1, 2])
         calls: dict[str, Callable[[Side], object]] = {
@@ -331,6 +336,30 @@ class Crossing:
             self._renew(name)
         else:
             self.both(f"{label} {name}", calls[label])
+
+    def _move(self) -> None:
+        """Have a socket send over a path, often one that is held, and move the queue to another."""
+        rng = self.rng
+        if self._said:
+            self._turn()
+        one, other = rng.choice([("a1", "a"), ("a", "a1")])
+        moving = rng.choice(["", "x", "xy"])
+        if rng.random() < 0.7:
+            self.both(f"hold {one}", lambda s: s.paths[one].hold_behind(None))
+        self.both(f"route by {one}", lambda s: s.mailboxes["x"].route(PEER, s.paths[one]))
+        for _ in range(rng.randrange(6)):
+            self._send()
+
+        def move(side: Side) -> None:
+            mailboxes = [side.mailboxes[name] for name in moving]
+            side.plane.move_queue(side.paths[one], side.paths[other], mailboxes)
+
+        self.both(f"move {one} to {other} with {moving}", move)
+        if rng.random() < 0.8:
+            self.both(
+                f"hold {one} behind {other}",
+                lambda s: s.paths[one].hold_behind(s.paths[other]),
+            )
 
     def _renew(self, name: str) -> None:
         """Forget a path, with nothing to read; another to the same peer goes on where it ended."""

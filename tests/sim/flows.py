@@ -3,12 +3,14 @@
 A message names its sender's life, its ports and its number in that flow; the rest of the payload
 follows from these. A flow is judged per life of the receiver: its numbers rise by one, without a
 gap. Only where the receiver's life began in the middle may they start above zero: what was handed
-to an earlier generation, or fell with it, belongs to that generation.
+to an earlier generation, or fell with it, belongs to that generation. What the sender had not sent
+when it learned of the restart does not: with the first of that a flow starts at the latest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from ipaddress import IPv4Address
 from struct import Struct
 
@@ -45,7 +47,7 @@ class Flows:
         self._lives: list[IPv4Address] = []
         self._sent: Counter[tuple[int, int, int]] = Counter()
         self._expected: dict[tuple[int, int, int, int], int] = {}
-        self._dropped: Counter[int] = Counter()
+        self._unsent: dict[tuple[int, int, int], int] = {}  # the first of a flow, at a restart
 
     def new_life(self, address: IPv4Address) -> int:
         """Return the generation of a node."""
@@ -59,9 +61,12 @@ class Flows:
         self._sent[flow] += 1
         return (*flow, number)
 
-    def note_dropped(self, life: int, count: int) -> None:
-        """Note that a sender gave up what an earlier generation of its peer was handed."""
-        self._dropped[life] += count
+    def note_unsent(self, life: int, numbers: Iterable[Number]) -> None:
+        """Note what a sender has not sent when it learns that its peer restarted."""
+        self._unsent |= {flow: sent for flow, sent in self._sent.items() if flow[0] == life}
+        for *flow, number in numbers:
+            key = (flow[0], flow[1], flow[2])
+            self._unsent[key] = min(number, self._unsent[key])
 
     def check(
         self, payload: bytes, source: tuple[str, int] | object, *, receiver: int, target_port: int
@@ -76,7 +81,8 @@ class Flows:
         expected = self._expected.get(key)
         if expected is None:
             first_meeting = not self._had_earlier_receiver(life, receiver)
-            expected = 0 if first_meeting else number
+            latest = self._unsent.get(key[:3], number)
+            expected = 0 if first_meeting else min(number, latest)
         verb = "doubled or reordered" if number < expected else "lost"
         assert number == expected, f"{where}: {verb}: {number} came, {expected} was next"
         self._expected[key] = number + 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from tests.sim.flows import Flows, payload_of
+from tests.sim.flows import Flows, Number, number_of, payload_of
 from tests.sim.network import Network
 from tests.sim.world import MS, Socket, World
 from urds.rds.control import events
@@ -24,6 +24,7 @@ from urds.rds.plane.contract import DownReason, Limits
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.queued_messages import Fence
 from urds.rds.types import AckMode
 from urds.rds.wire.congestion_map import CongestionMap
 
@@ -402,7 +403,8 @@ class OwnNode:
             case events.RestartPeer():
                 self.restarts_seen += 1
                 for path in self.paths:
-                    self.flows.note_dropped(self.life, path.core.restart_peer())
+                    path.core.restart_peer()
+                self.flows.note_unsent(self.life, self._unsent())
             case events.RememberHandshake(_, generation):
                 for path in self.paths:
                     path.core.receiver.generations.generation = generation
@@ -410,6 +412,12 @@ class OwnNode:
                 self._fan_out(count)
             case events.FanIn(_, count):
                 self._fan_in(count)
+
+    def _unsent(self) -> list[Number]:
+        """Return the messages of sockets that were never sent."""
+        items = [item for path in self.paths for item in path.core.sender.unsent]
+        messages = [item for item in items if not isinstance(item, Fence) and item[0] is not None]
+        return [number_of(bytes(message[3])) for message in messages]
 
     def _fan_out(self, count: int) -> None:
         before = len(self.paths)
@@ -425,11 +433,16 @@ class OwnNode:
         closed, self.paths[count:] = self.paths[count:], []
         self.npaths = min(self.npaths, count)
         for path in closed:
-            self.flows.note_dropped(self.life, path.core.sender.drop_all())
+            other = self.paths[path.index & (count - 1)]
+            if path.core.sender.move_unsent(other.core.sender) and other.socket is None:
+                self._want(other)
+            path.core.sender.drop_all()
             if path.socket is not None:
                 socket = path.socket
                 self._release_stream(path)
                 socket.close()
+        for path in self.paths:
+            self._flush(path)
 
     def _attach(self, path: Path, socket: Socket, hold: events.Hold, probe: bytes | None) -> None:
         self._detach(path)

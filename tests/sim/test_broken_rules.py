@@ -210,6 +210,11 @@ BROKEN = [
         instead(PathCore, "hold_behind", nothing),
         MANY,
     ),
+    Broken(
+        "what was never sent outlives its path",
+        instead(Sender, "move_unsent", lambda *_: 0),
+        {"npaths": (1, 2, 8), **RESTARTS},
+    ),
     Broken("towards a kernel nothing counts before its first frame", _send_at_once, KERNEL_HIGH),
     Broken(
         "unknown peers with several paths get nothing before the handshake",

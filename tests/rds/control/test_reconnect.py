@@ -295,7 +295,7 @@ def test_after_a_fault_what_is_known_is_told_again_once() -> None:
     actions(core)
     first_frame(core, 0, 2 * SECOND)
     again = actions(core)
-    assert again[:2] == [FanOut(HIGH, 8), FanIn(HIGH, 8)]
+    assert again[:2] == [FanIn(HIGH, 8), FanOut(HIGH, 8)]
     assert agree in again
     assert RememberHandshake(HIGH, None) in again
     down(core, 0, 3, 3 * SECOND)

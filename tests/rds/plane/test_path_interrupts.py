@@ -126,3 +126,19 @@ def test_an_interrupt_while_messages_are_taken_in(payloads: list[bytes], reads: 
         side.core.receive_data(emitted(payloads, flags=HeaderFlag.RETRANSMITTED), 0)
         assert [item[0] for item in side.inbox.queue] == payloads
         assert side.inbox.receive_queued_bytes == sum(map(len, payloads))
+
+
+def test_an_interrupt_while_messages_move_to_another_path() -> None:
+    """Each is on one of the two; told again, all are on the other, once and in their order."""
+    for at in count(1):
+        closing, staying = own_side(), own_side()
+        closing.send(*PAYLOADS)
+        staying.send(b"before")
+        with Interruption(at) as interruption:
+            closing.sender.move_unsent(staying.sender)
+        closing.sender.move_unsent(staying.sender)
+        assert closing.sender.pending_bytes == closing.sender.message_count() == 0
+        assert [frame.payload for frame in staying.frames()] == [b"before", *PAYLOADS]
+        assert staying.sender.pending_bytes == 0
+        if not interruption.fired:
+            return

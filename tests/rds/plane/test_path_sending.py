@@ -477,6 +477,67 @@ class TestFences:
         assert numbers(front.messages()) == [2, 3]
 
 
+class TestMovedMessages:
+    """What was never sent goes on over another path; what was sent stays where it has a number."""
+
+    @staticmethod
+    def sides() -> tuple[Side, Side]:
+        """Return a path with messages sent and unsent, and another with one of its own."""
+        closing, staying = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED), Side()
+        closing.begin()
+        closing.send(b"sent")
+        closing.write()
+        closing.send(b"1", b"22")
+        staying.send(b"before")
+        return closing, staying
+
+    def test_they_go_behind_what_is_there_in_their_order(self) -> None:
+        closing, staying = self.sides()
+        assert closing.sender.move_unsent(staying.sender) == 2
+        assert closing.sender.move_unsent(staying.sender) == 0
+        staying.send(b"after")
+        staying.attach()
+        frames = staying.messages()
+        assert payloads(frames) == [b"before", b"1", b"22", b"after"]
+        assert numbers(frames) == [1, 2, 3, 4]
+        assert [one[0] for one in closing.sender.unacked] == [1]
+        assert closing.messages() == []
+
+    def test_bytes_go_with_them_and_the_account_does_not_change(self) -> None:
+        closing, staying = self.sides()
+        before = closing.account.send_queued_bytes
+        closing.sender.move_unsent(staying.sender)
+        assert closing.sender.pending_bytes == 0
+        assert staying.sender.pending_bytes == 3 * HEADER_BYTES + 9
+        assert closing.account.send_queued_bytes == before
+        assert not closing.sender.freed
+        staying.begin()
+        staying.write()
+        staying.sender.drop_all()
+        assert closing.account.send_queued_bytes == len(b"sent")
+
+    def test_pings_and_fences_stay(self) -> None:
+        closing, staying = self.sides()
+        behind = Side()
+        behind.begin()
+        behind.core.hold_behind(closing.sender.fence())
+        behind.send(b"behind")
+        closing.core.control(source_port=1, target_port=0, extension=bytes(16), hello=False)
+        closing.sender.move_unsent(staying.sender)
+        assert closing.sender.pending_bytes == HEADER_BYTES
+        assert [frame.header.target_port for frame in closing.frames()] == [0]
+        assert behind.write() == b""
+        closing.sender.handle_peer_acknowledged(2)
+        assert payloads(behind.messages()) == [b"behind"]
+
+    def test_who_wants_them_acknowledged_wants_it_there(self) -> None:
+        closing, staying = self.sides()
+        closing.sender.ack_wanted = True
+        closing.core.request_ack()
+        closing.sender.move_unsent(staying.sender)
+        assert staying.sender.ack_wanted and staying.sender.ack_request_due
+
+
 def test_stream_positions_and_pending_bytes_agree_with_what_is_written() -> None:
     side = Side()
     side.attach()

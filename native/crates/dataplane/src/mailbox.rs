@@ -379,6 +379,18 @@ impl Mailbox {
     }
 }
 
+impl State {
+    pub(crate) fn set_route(&mut self, mailbox: MailboxId, peer: Address, route: Option<Route>) {
+        let Some(record) = self.mailboxes.get_mut(mailbox) else {
+            return;
+        };
+        record.set_route(peer, route);
+        if record.attached.is_some() {
+            self.note_attached_route(mailbox, route);
+        }
+    }
+}
+
 // -- calls
 //
 // Other calls on a mailbox: settings, routes, cancelling, its descriptor.
@@ -389,14 +401,7 @@ pub type Callback = Arc<dyn Fn() + Send + Sync>;
 impl Plane {
     /// Set the route to `peer`; `None` forgets it, so that the next send resolves again.
     pub fn route(&self, mailbox: MailboxId, peer: Address, route: Option<Route>) {
-        let mut state = self.lock();
-        let Some(record) = state.mailboxes.get_mut(mailbox) else {
-            return;
-        };
-        record.set_route(peer, route);
-        if record.attached.is_some() {
-            state.note_attached_route(mailbox, route);
-        }
+        self.lock().set_route(mailbox, peer, route);
     }
 
     /// Return whether a mailbox has a route to any peer.

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use urds_path::constants::{PING_PORT, PROBE_PORT};
-use urds_path::{AckMode, Address, DownReason, Extension, Freed, Hold, Limits, PathCore, Received};
+use urds_path::{
+    AckMode, Address, DownReason, Extension, Freed, Hold, Limits, PathCore, Payload, Received,
+};
 
 use crate::background::{ACK_POLL_NS, BATCH_NS};
 use crate::events::Event;
-use crate::mailbox::MESSAGE_BYTES_PLAIN;
+use crate::mailbox::{MESSAGE_BYTES_PLAIN, Route};
 use crate::plane::Plane;
 use crate::state::{HostId, MailboxId, PathId, State};
 use crate::stream::Stream;
@@ -127,6 +129,11 @@ impl StreamPath {
 }
 
 impl StreamPath {
+    /// Where the journal of paths has it, as a message notes it: 0 is nowhere.
+    pub(crate) fn place_in_journal(&self) -> u32 {
+        self.entry.map_or(0, |entry| entry + 1)
+    }
+
     /// Free the memory that a burst used, once nothing is in flight.
     pub(crate) fn rest_if_idle(&mut self) {
         let sender = &self.core.sender;
@@ -308,6 +315,39 @@ impl State {
             if self.attached_mut(mailbox).is_some() {
                 self.serve_soon(mailbox);
             }
+        }
+    }
+}
+
+impl State {
+    /// See [`Plane::move_queue`].
+    fn move_queue(&mut self, id: PathId, other: PathId, mailboxes: &[MailboxId]) {
+        let Some(target) = self.paths.get(other) else {
+            return;
+        };
+        let (peer, place) = (target.peer, target.place_in_journal());
+        for &mailbox in mailboxes {
+            self.set_route(mailbox, peer, Some(Route::Stream(other)));
+        }
+        let Some(sender) = self.paths.get_mut(id).map(|path| &mut path.core.sender) else {
+            return;
+        };
+        let unsent = sender.take_unsent();
+        let (wanted, due) = (sender.acknowledgement_wanted, sender.ack_request_due);
+        self.tell_room_wanted(id); // who waits for room has another path now
+        self.finish_room(id);
+        if let Some(target) = self.paths.get_mut(other).filter(|_| !unsent.is_empty()) {
+            for message in &unsent {
+                if let Payload::Foreign(memory) = &message.payload {
+                    memory.note_path(place);
+                }
+            }
+            let sender = &mut target.core.sender;
+            sender.take_over(unsent);
+            sender.acknowledgement_wanted |= wanted;
+            sender.ack_request_due |= due;
+            self.check_full(other);
+            self.want_stream(other);
         }
     }
 }
@@ -651,6 +691,13 @@ impl Plane {
             self.flush(other);
         }
         self.flush(path);
+    }
+
+    /// Route mailboxes over another path to the same peer, and move what was never sent there, in one
+    /// step; what was sent stays, and what the control plane queued.
+    pub fn move_queue(&self, path: PathId, other: PathId, mailboxes: &[MailboxId]) {
+        self.lock().move_queue(path, other, mailboxes);
+        self.flush(other);
     }
 
     /// Return whether messages of sockets are queued or unacknowledged.

@@ -22,6 +22,7 @@ pub mod packed_frames;
 pub mod path;
 pub mod payload;
 pub mod peer_generations;
+pub mod queued_messages;
 pub mod receiver;
 pub mod sender;
 pub mod write_buffer;
@@ -39,8 +40,9 @@ pub use kinds::{AckMode, DownReason, Extension, Hold, NO_EXTENSION, Owner};
 pub use limits::Limits;
 pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;
+pub use queued_messages::{Message, Row};
 pub use receiver::{Arriving, BodyReading, ControlMessage, MessageSink, Received, Receiver};
-pub use sender::{Message, Row, Sender};
+pub use sender::Sender;
 pub use write_buffer::{SLICES_MAX, WriteBuffer};
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub trait Memory: Send + Sync {
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Note the number that the message got on its path, before its first byte leaves.
     fn note_number(&self, _sequence: u64) {}
+    /// Note that the message goes over another path, which has that place in the journal of paths.
+    fn note_path(&self, _place: u32) {}
 
     /// Return the owner itself, for a caller that knows its type.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;

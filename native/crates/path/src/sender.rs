@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::constants::{
-    FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES, PING_PORT, PROBE_PORT,
+    FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES, PING_PORT,
 };
 use crate::counters::Counters;
 use crate::fence::Fence;
@@ -29,6 +29,7 @@ use crate::header::Header;
 use crate::kinds::{AckMode, Extension, NO_EXTENSION, Owner};
 use crate::limits::Limits;
 use crate::payload::{INLINE_BYTES, Payload};
+use crate::queued_messages::{Message, NO_MESSAGE, Queued, Row, is_probe, row};
 use crate::write_buffer::WriteBuffer;
 
 /// Messages for which an idle path keeps room.
@@ -36,64 +37,6 @@ const IDLE_MESSAGES: usize = 16;
 /// More room than these costs page faults to get again: one call of `rest` in 32 frees it.
 const CHEAP_MESSAGES: usize = 8192;
 const IDLE_CALLS_PER_RELEASE: u8 = 32;
-
-/// One message that is sent or retransmitted.
-#[derive(Debug)]
-pub struct Message {
-    /// Its number; 0 while it is unsent.
-    pub sequence: u64,
-    /// Stream position behind its last byte.
-    pub end: u64,
-    /// The socket that sent it; `None`: the control plane's own.
-    pub owner: Option<Owner>,
-    pub source_port: u16,
-    pub target_port: u16,
-    pub payload: Payload,
-    pub extension: Extension,
-}
-
-/// What a message is written over.
-const NO_MESSAGE: Message = Message::unsent(None, 0, 0, Payload::empty(), NO_EXTENSION);
-
-impl Message {
-    /// Return a message without a number.
-    const fn unsent(
-        owner: Option<Owner>,
-        source_port: u16,
-        target_port: u16,
-        payload: Payload,
-        extension: Extension,
-    ) -> Self {
-        Self {
-            sequence: 0,
-            end: 0,
-            owner,
-            source_port,
-            target_port,
-            payload,
-            extension,
-        }
-    }
-}
-
-const _: () = assert!(size_of::<Message>() <= 128 && size_of::<Queued>() <= 128);
-
-/// An item of the queue; a fence has none but unsent messages behind it.
-#[derive(Debug)]
-enum Queued {
-    Message(Message),
-    Fence(Fence),
-}
-
-impl Queued {
-    #[inline]
-    fn message(&self) -> Option<&Message> {
-        match self {
-            Self::Message(message) => Some(message),
-            Self::Fence(_) => None,
-        }
-    }
-}
 
 /// Queues and numbers of one direction of a path.
 #[derive(Debug)]
@@ -444,8 +387,8 @@ impl Sender {
             && (self.unsent_len() == 0 || self.is_gated())
     }
 
-    /// Take over messages that an earlier process sent and that may not be with the peer: those with
-    /// numbers go first, by number, as retransmissions.
+    /// Take over messages that an earlier process, or another path, had: those with numbers, which may
+    /// be with the peer, go first, by number, as retransmissions.
     pub fn take_over(&mut self, messages: impl IntoIterator<Item = Message>) {
         let (unsent, mut sent): (Vec<_>, Vec<_>) = messages
             .into_iter()
@@ -646,16 +589,6 @@ fn make_room<T>(queue: &mut VecDeque<T>) {
 //
 // Removal of messages from a path before their peer has them, and their table rows.
 
-/// A message as the tables of rds-info show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// 0 while it has no number.
-    pub sequence: u64,
-    pub payload_bytes: usize,
-    pub source_port: u16,
-    pub target_port: u16,
-}
-
 impl Sender {
     /// Retransmit no handshake any more, drop any that waits: a newer one follows.
     ///
@@ -706,6 +639,22 @@ impl Sender {
         }
         self.open_fences();
         count
+    }
+
+    /// Take the messages of sockets that have no number; what the control plane queued stays.
+    pub fn take_unsent(&mut self) -> Vec<Message> {
+        let mut taken = Vec::new();
+        for queued in self.queue.split_off(self.numbered()) {
+            match queued {
+                Queued::Message(message) if message.owner.is_some() => {
+                    self.pending_bytes -= HEADER_BYTES + message.payload.len();
+                    taken.push(message);
+                }
+                stays => self.queue.push_back(stays),
+            }
+        }
+        self.open_fences();
+        taken
     }
 
     /// Return how many messages of the owner, or of all, are unsent and unacknowledged.
@@ -780,19 +729,6 @@ impl Sender {
     pub fn sent_rows(&self) -> impl Iterator<Item = Row> {
         self.sent().map(row)
     }
-}
-
-fn row(message: &Message) -> Row {
-    Row {
-        sequence: message.sequence,
-        payload_bytes: message.payload.len(),
-        source_port: message.source_port,
-        target_port: message.target_port,
-    }
-}
-
-fn is_probe(message: &Message) -> bool {
-    message.owner.is_none() && [message.source_port, message.target_port].contains(&PROBE_PORT)
 }
 
 #[cfg(test)]

@@ -358,6 +358,47 @@ fn a_path_behind_a_fence_waits_for_what_is_before_it() {
 }
 
 #[test]
+fn what_was_never_sent_goes_on_over_another_path() {
+    let mut closing = Side::begun(AckMode::PeerAcknowledged);
+    let mut staying = Side::new(AckMode::NotYet);
+    let mut behind = Side::begun(AckMode::NotYet);
+    closing.send(b"sent");
+    closing.write_all();
+    closing.send_all(&[b"1", b"22"]);
+    behind.core.hold_behind(closing.core.sender.fence());
+    behind.send(b"behind");
+    let ping = (1, 0, [0; 16], false);
+    let counters = &mut closing.counters;
+    closing
+        .core
+        .control(ping.0, ping.1, ping.2, ping.3, counters);
+    staying.send(b"before");
+    let moved = closing.core.sender.take_unsent();
+    assert!(closing.core.sender.take_unsent().is_empty());
+    assert_eq!(closing.core.sender.pending_bytes, 48, "the ping's");
+    staying.core.sender.take_over(moved);
+    assert_eq!(staying.core.sender.pending_bytes, 3 * 48 + 9);
+    staying.send(b"after");
+    staying.attach();
+    let frames: Vec<_> = staying.frames().into_iter().skip(1).collect();
+    let sent: Vec<_> = frames
+        .iter()
+        .map(|(header, payload)| (header.sequence, payload.as_slice()))
+        .collect();
+    assert_eq!(
+        sent,
+        [(1, &b"before"[..]), (2, b"1"), (3, b"22"), (4, b"after")]
+    );
+    let left: Vec<_> = closing.core.sender.sent().map(|one| one.sequence).collect();
+    assert_eq!(left, [1]);
+    assert_eq!(closing.frames()[0].0.target_port, 0);
+    assert!(behind.core.is_gated(), "the ping has to be there");
+    closing.take(&map_message(None));
+    closing.take(&acknowledgement(2));
+    assert_eq!(behind.payloads(), [b"behind"]);
+}
+
+#[test]
 fn positions_agree_with_what_is_written() {
     let mut side = Side::new(AckMode::NotYet);
     side.attach();

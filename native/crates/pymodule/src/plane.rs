@@ -231,6 +231,20 @@ impl Plane {
         ))
     }
 
+    #[pyo3(signature = (path, other, mailboxes, /))]
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn move_queue(
+        &self,
+        py: Python<'_>,
+        path: &Bound<'_, Path>,
+        other: &Bound<'_, Path>,
+        mailboxes: Vec<Bound<'_, Mailbox>>,
+    ) -> PyResult<()> {
+        let (path, other) = (path.get().id, other.get().id);
+        let moving: Vec<_> = mailboxes.iter().map(|mailbox| mailbox.get().id).collect();
+        self.call_detached(py, |shell| shell.move_queue(path, other, &moving))
+    }
+
     #[pyo3(signature = (path, received, /))]
     fn expect(
         &self,

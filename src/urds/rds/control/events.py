@@ -162,10 +162,11 @@ class FanOut(PeerAction):
 
 @record
 class FanIn(PeerAction):
-    """The peer's restart has fewer paths: route to `count` paths; give up and close the others.
+    """The peer's restart has fewer paths: go on with `count`, and close the others.
 
-    The contents of their queues were for the old generation. They are counted as given up; routes
-    come first, so that nothing new strands.
+    What was never sent moves to the path that its socket has from now on, the oldest first and
+    together with the route, so that nothing new overtakes it. The rest was for the old generation,
+    and is counted as given up.
     """
 
     count: int

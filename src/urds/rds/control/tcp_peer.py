@@ -360,8 +360,9 @@ class TcpPeer:
     def _tell_again(self) -> None:
         """Report all that is known of the peer; what has been done before is not done twice."""
         self._untold = False
-        self._context.emit(FanOut(self.peer, self.npaths))
+        # The routes that a `FanOut` sets would be ahead of what a `FanIn` has still to move.
         self._context.emit(FanIn(self.peer, self.npaths))
+        self._context.emit(FanOut(self.peer, self.npaths))
         self._handshakes.tell_news(PeerFacts())
 
     def _react(

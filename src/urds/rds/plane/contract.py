@@ -699,6 +699,14 @@ class Plane(Protocol):
     def expect(self, path: Path, received: Received) -> None:
         """Have a path without a first stream continue from an earlier one to the peer."""
 
+    def move_queue(self, path: Path, other: Path, mailboxes: Sequence[Mailbox]) -> None:
+        """Route `mailboxes` over another path to the peer, and move what was never sent on `path`.
+
+        One step: each of their messages is moved, behind what `other` has queued, or queued there
+        later. What was sent stays, as do fences and what the control plane queued. No account
+        changes; `other` may be over its limit of messages then.
+        """
+
     def loop(self, *, local: IPAddress, peer: IPAddress) -> Path:
         """Create a path between two addresses of this process, without a stream."""
 

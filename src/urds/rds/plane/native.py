@@ -461,6 +461,13 @@ class Plane(urds_native.Plane):
         assert isinstance(path, Path), "a path of this plane"
         super().expect(path, _plain_received(received))
 
+    def move_queue(
+        self, path: contract.Path, other: contract.Path, mailboxes: Sequence[contract.Mailbox]
+    ) -> None:
+        """Route mailboxes over another path to a peer, and move what was never sent there."""
+        assert isinstance(path, Path) and isinstance(other, Path), "paths of this plane"
+        super().move_queue(path, other, cast("Sequence[Mailbox]", mailboxes))
+
     def watch(self, descriptor: int, interest: contract.Interest) -> None:
         """Report `Ready` once."""
         super().watch(descriptor, int(interest))

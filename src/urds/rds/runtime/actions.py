@@ -154,12 +154,19 @@ class Actions:
             path.hold_behind(paths.paths[path.index & (before - 1)])
 
     def _fan_in(self, host: LocalAddressState, action: events.FanIn) -> None:
-        paths = self._driver.paths.to(host, action.peer)
-        self._route(action.peer, paths, action.count)
-        for path in paths.paths[action.count :]:
+        paths, count = self._driver.paths.to(host, action.peer), action.count
+        closing = paths.paths[count:]
+        # Held: one may wait for what its sockets left on another of these, which moves before.
+        for path in closing:
+            path.hold_behind(None)
+        for path in closing:
+            moving = [one for one in paths.mailboxes if paths.path_for(one.port) is path]
+            self._driver.plane.move_queue(path, paths.paths[path.index & (count - 1)], moving)
+        paths.npaths = min(paths.npaths, count)
+        for path in closing:
             path.drop_queue()
             self._driver.paths.forget(path)
-        del paths.paths[action.count :]
+        del paths.paths[count:]
 
     def _route(self, peer: IPAddress, paths: PeerPaths, npaths: int) -> None:
         paths.npaths = npaths

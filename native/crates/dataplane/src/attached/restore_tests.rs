@@ -241,6 +241,43 @@ fn a_kill_in_a_fan_out_has_no_message_overtake_those_of_the_path_before() {
 }
 
 #[test]
+fn what_moved_to_another_path_is_sent_again_on_that_by_the_next_worker() {
+    let world = World::bare();
+    world.plane.path_journal().unwrap();
+    let paths = four_paths(&world);
+    let mut client = Client::new(&world, 1, PORT);
+    let to = client.route(2, Route::Stream(paths[3]));
+    client.send(to, PEER_PORT, &[1]).unwrap();
+    world.progress(0);
+    let (from, staying) = (paths[3], paths[1]);
+    world.plane.move_queue(from, staying, &[client.mailbox]);
+    client.send(to, PEER_PORT, &[2]).unwrap();
+    let world = world.with_path(staying);
+    let mut remote = connect(&world);
+    world.progress(0);
+    let numbers = |remote: &mut Remote| -> Vec<(u64, u8)> {
+        let frames = sent(remote).into_iter();
+        frames
+            .map(|(header, payload)| (header.sequence, payload[0]))
+            .collect()
+    };
+    assert_eq!(numbers(&mut remote), [(1, 1), (2, 2)]);
+
+    let world = next_world(kill(world));
+    let paths = four_paths(&world);
+    client.move_to(&world);
+    client.route(2, Route::Stream(paths[1]));
+    let world = world.with_path(paths[1]);
+    let mut remote = connect(&world);
+    world.plane.finish_restore();
+    world.progress(0);
+    assert_eq!(numbers(&mut remote), [(1, 1), (2, 2)]);
+    remote.say(acknowledgement(2), b"");
+    world.progress(0);
+    assert_eq!(client.side.queued_bytes(), 0);
+}
+
+#[test]
 fn what_a_path_that_is_made_again_expects_is_there_for_the_next_worker() {
     let world = first_world();
     let _client = Client::new(&world, 1, PORT);

@@ -1,6 +1,7 @@
 //! What a client submitted: taken, checked, and queued on its path or delivered on this node.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use urds_channel::socket_memory::layout::ROUTE_ABSENT;
 use urds_channel::socket_memory::{ClientError as Nonsense, Submission};
@@ -153,7 +154,7 @@ impl State {
             at: submission.at,
             length: submission.length,
             slot: submission.slot,
-            path,
+            path: AtomicU32::new(path),
             mailbox: id,
             freed,
         })
@@ -189,7 +190,7 @@ impl State {
             }
             return Taken::Waits;
         }
-        let entry = record.entry.map_or(0, |entry| entry + 1);
+        let entry = record.place_in_journal();
         let Some(sent) = self.sent_record(id, submission, entry) else {
             return Taken::Gone;
         };

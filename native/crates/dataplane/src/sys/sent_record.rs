@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use urds_channel::journal::{Journal, SLOT_NUMBER, SLOT_PATH};
 use urds_channel::sys::Errno;
@@ -51,8 +52,8 @@ pub(crate) struct SentRecord {
     pub(crate) at: usize,
     pub(crate) length: usize,
     pub(crate) slot: u32,
-    /// Which path has it, for the next worker; 0 for none.
-    pub(crate) path: u32,
+    /// Which path has it, for the next worker; 0 for none. Written under the plane's lock.
+    pub(crate) path: AtomicU32,
     pub(crate) mailbox: MailboxId,
     pub(crate) freed: FreedRecords,
 }
@@ -67,15 +68,17 @@ impl Memory for SentRecord {
     }
 
     fn note_number(&self, sequence: u64) {
-        if self.path != 0
-            && steps::holds(Rule::NoteNumber)
-            && self.slot < self.memory.journal.slots()
-        {
+        let path = self.path.load(Ordering::Relaxed);
+        if path != 0 && steps::holds(Rule::NoteNumber) && self.slot < self.memory.journal.slots() {
             let at = self.memory.journal.slot(self.slot);
-            self.memory.journal.set_word(at + SLOT_PATH, self.path);
+            self.memory.journal.set_word(at + SLOT_PATH, path);
             self.memory.journal.set_long(at + SLOT_NUMBER, sequence);
             steps::pass(Step::Numbered);
         }
+    }
+
+    fn note_path(&self, place: u32) {
+        self.path.store(place, Ordering::Relaxed);
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {

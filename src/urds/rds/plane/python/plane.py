@@ -6,7 +6,7 @@ what no call of a program does, `Shutdown` the ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from os import close
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from urds.rds.plane.python.state import Host, State
 from urds.rds.plane.python.stream_path import StreamPath
 
 if TYPE_CHECKING:
+    from urds.rds.plane import contract
     from urds.rds.plane.message_transport import MessageTransport
 
 
@@ -113,6 +114,23 @@ class Plane:
         assert isinstance(path, StreamPath)
         with self.state.lock:
             path.core.receiver.expect(received)
+
+    def move_queue(self, path: Path, other: Path, mailboxes: Sequence[contract.Mailbox]) -> None:
+        """Route mailboxes over another path to a peer, and move what was never sent there."""
+        assert isinstance(path, StreamPath) and isinstance(other, StreamPath)
+        with self.state.lock:
+            # Routes last: after an interrupt before them, what is new stands behind the moved.
+            moved = path.core.sender.move_unsent(other.core.sender)
+            for mailbox in mailboxes:
+                assert isinstance(mailbox, Mailbox)
+                mailbox.sends.set_route(path.peer, other)
+            self.state.note_path_room(path)  # who waits for room has another path now
+            path.finish_freed()
+            if moved:
+                other.check_full()
+                other.want()
+        other.writer.flush()
+        self.passes.deliver()
 
     def loop(self, *, local: IPAddress, peer: IPAddress) -> LoopPath:
         """Create a path between two addresses of this process."""

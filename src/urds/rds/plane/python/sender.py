@@ -323,6 +323,26 @@ class Sender:
 
     # -- taking messages out
 
+    def move_unsent(self, other: Sender) -> int:
+        """Move the unsent messages of sockets behind those of another path; return how many."""
+        left, moved, moved_bytes = deque[Unsent | Fence](), deque[Unsent | Fence](), 0
+        for message in self.unsent:
+            if isinstance(message, Fence) or message[0] is None:
+                left.append(message)
+            else:
+                moved.append(message)
+                moved_bytes += HEADER_BYTES + len(message[3])
+        joined = other.unsent + moved
+        # One step: an interrupt must neither lose a message nor double it.
+        self.unsent, other.unsent = left, joined
+        self.pending_bytes -= moved_bytes
+        other.pending_bytes += moved_bytes
+        if moved:
+            other.ack_wanted |= self.ack_wanted
+            other.ack_request_due |= self.ack_request_due
+        self._open_fences()
+        return len(moved)
+
     def forget_probes(self) -> None:
         """Retransmit no handshake any more, drop any that waits: a newer one follows.
 
