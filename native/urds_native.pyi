@@ -67,6 +67,7 @@ def open_socket(
     sizes: tuple[int, int, int, int, int, int, int, int, bool] | None,
     place: bytes,
     nonblock: bool,
+    words: bytes = b"",
     /,
 ) -> tuple[int, int, int, int]:
     """Make a socket for another process: four descriptors, which are the caller's.
@@ -74,7 +75,8 @@ def open_socket(
     They are the client's, then what the node keeps: the other end of its control socket, the memory
     of the socket, the journal. `sizes`: entries of the submission ring, bytes of the send area and of
     the receive area, default SO_SNDBUF and SO_RCVBUF, their greatest values, the longest message,
-    whether `strict_linux` is set. `place` is the path of the node's socket. Raises OSError.
+    whether `strict_linux` is set. `place` is the path of the node's socket. `words` replace the first
+    words of its options, at most 128 bytes. Raises OSError.
     """
 
 def memory_formats() -> list[str]:
@@ -338,11 +340,19 @@ class AttachedMailbox:
     """
 
     def __new__(
-        cls, place: bytes, nonblock: bool = False, descriptor: int | None = None, /
+        cls,
+        place: bytes,
+        address: bytes,
+        scope: int,
+        port: int,
+        transport: int,
+        settings: _Settings,
+        /,
     ) -> Self:
-        """Make a socket at the node of that path, or find that of a descriptor, which becomes ours.
+        """Make a socket at the node of that path, bound to a name; port 0 chooses a free one.
 
-        Raises OSError: ENOTSOCK for another descriptor, ENOENT or ECONNREFUSED without a node.
+        `transport` is SO_RDS_TRANSPORT, 2^32 - 1 for none. Raises OSError: ENOENT or ECONNREFUSED
+        without a node; as it answers.
         """
 
     @staticmethod
@@ -357,10 +367,9 @@ class AttachedMailbox:
         """SO_COOKIE of its descriptors."""
 
     def set_peer(self, peer: bytes | None, scope: int, port: int, /) -> None: ...
-    def bind(
-        self, address: bytes, scope: int, port: int, transport: int, /
-    ) -> tuple[bytes, int, int]:
-        """Bind; return the name with its port. `transport` is SO_RDS_TRANSPORT, 2^32 - 1 for none."""
+    @property
+    def name(self) -> tuple[bytes, int, int]:
+        """The name that it is bound to."""
 
     def cancel(self, peer: bytes | None, scope: int, port: int | None, /) -> int: ...
     def set_option(self, level: int, name: int, value: bytes, /) -> None: ...

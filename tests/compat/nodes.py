@@ -38,7 +38,9 @@ from tests.support.places import take_subnet
 ROLE: Final = Path(__file__).with_name("node_role.py")
 _STEP_S: Final = 0.02
 _COMMAND_S_MAX: Final = 60.0
-_OPEN: Final = 1
+_ROUTE: Final = 4
+_OPEN_AND_BIND: Final = 11
+_OPENING: Final = {1, _OPEN_AND_BIND}  # OPEN: of the standard library's sockets
 _REFUSED: Final = "upgrade once they are closed"
 
 
@@ -68,23 +70,28 @@ def _longer(record: bytes) -> bytes:
 
 
 _VERSION_AT, _OPERATION_AT, _FLAGS_AT = 4, 6, 24
-_MEMORY_VERSION_AT, _MEMORY, _CONGESTION = 8, 1, 2  # places in the answer to OPEN
+_MEMORY_VERSION_AT, _MEMORY, _CONGESTION = 8, 1, 2  # places in the answer of these
 VARIATIONS: Final = (
     Variation("requests of version 2", Change(request=_put(_VERSION_AT, 2)), errno.EPROTO),
     Variation("answers of version 2", Change(answer=_put(_VERSION_AT, 2)), errno.EPROTO),
     Variation(
         "an unknown operation",
-        Change({_OPEN}, request=_put(_OPERATION_AT, 99), answer=_put(_OPERATION_AT, _OPEN)),
+        Change({_ROUTE}, request=_put(_OPERATION_AT, 99), answer=_put(_OPERATION_AT, _ROUTE)),
         errno.ENOSYS,
     ),
-    Variation("an unknown flag", Change({_OPEN}, request=_put(_FLAGS_AT, 64, 4)), errno.EINVAL),
+    Variation("an unknown flag", Change(_OPENING, request=_put(_FLAGS_AT, 64, 4)), errno.EINVAL),
     Variation("a longer request", Change(request=_longer), errno.EINVAL),
     Variation("a longer answer", Change(answer=_longer)),
-    Variation("socket memory of version 2", Change({_OPEN}, memory=(_MEMORY, 8, 2)), errno.EPROTO),
-    Variation("socket memory of another kind", Change({_OPEN}, memory=(_MEMORY, 0, 7)),
+    Variation("socket memory of version 2", Change(_OPENING, memory=(_MEMORY, 8, 2)), errno.EPROTO),
+    Variation("socket memory of another kind", Change(_OPENING, memory=(_MEMORY, 0, 7)),
               errno.EPROTO),
-    Variation("congestion memory of version 2", Change({_OPEN}, memory=(_CONGESTION, 8, 2)),
+    Variation("congestion memory of version 2", Change(_OPENING, memory=(_CONGESTION, 8, 2)),
               errno.EPROTO),
+    Variation(
+        "a node that opens and binds by two requests",
+        Change({_OPEN_AND_BIND}, request=_put(_OPERATION_AT, 99),
+               answer=_put(_OPERATION_AT, _OPEN_AND_BIND)),
+    ),
 )  # fmt: skip
 
 

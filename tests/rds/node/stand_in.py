@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -28,7 +29,16 @@ CONGESTION_BYTES = 8192
 NOT_LOCAL = IPv4Address("192.0.2.1")
 FAULT = IPv4Address("192.0.2.2")  # of the node itself: its route is a fault of the program
 FORMAT_FILE = "TEST_FORMAT_FILE"  # names a file with the format of memory that a worker has
+DEATH_FILE = "TEST_DEATH_FILE"  # names a file with the call of these in which a worker ends
 _LOOK_S = 0.02
+
+
+def _may_die(call: str) -> None:
+    """End as if killed, once, where the file says so."""
+    file = Path(os.environ.get(DEATH_FILE, "/nowhere"))
+    if file.exists() and file.read_text() == call:
+        file.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Box:
@@ -69,14 +79,16 @@ class StandIn:
     def congestion(self) -> tuple[int, int]:
         return self._congestion, CONGESTION_BYTES
 
-    def open(self, place: str, *, nonblock: bool) -> Opened:
+    def open(self, place: str, *, nonblock: bool, words: bytes = b"") -> Opened:
         user, node = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         user.setblocking(not nonblock)
         memory, journal = os.memfd_create("memory"), os.memfd_create("journal")
         os.ftruncate(memory, MEMORY_BYTES)
+        os.pwrite(memory, words, 0)
         return Opened(user.detach(), (node.detach(), memory, journal))
 
     def memory_bytes(self, kept: Sequence[int]) -> int:
+        _may_die("memory_bytes")
         return os.fstat(kept[1]).st_size
 
     def bind(
@@ -92,6 +104,7 @@ class StandIn:
             if (address, port) in taken:
                 raise OSError(errno.EADDRINUSE, f"{address} port {port}")
             self._boxes.append(Box(address, port, kept[0]))
+            _may_die("bind")
             return self._boxes[-1]
 
     def route(self, box: Box, peer: IPAddress, tos: int) -> tuple[int, int]:

@@ -41,6 +41,18 @@ def test_what_is_rejected_has_its_error_number() -> None:
     assert refused.value.errno == errno.EINVAL
 
 
+def test_words_of_options_lie_in_a_new_memory() -> None:
+    sizes, words = native_calls.memory_sizes(Settings()), bytes(range(72))
+    made = native_module().open_socket(sizes, b"", False, words)
+    found = os.pread(made[2], 128, OPTIONS_AT)
+    for descriptor in made:
+        os.close(descriptor)
+    assert found == words.ljust(128, b"\0")
+    with pytest.raises(OSError, match="Invalid argument"):
+        native_module().open_socket(sizes, b"", False, bytes(129))
+
+
+OPTIONS_AT = 1280  # docs/protocol/socket-memory.md
 NODE, PEER = "127.61.7.1", "127.61.7.2"
 WAIT_S = 30.0
 

@@ -109,6 +109,59 @@ def test_a_port_is_bound_once(node: Node) -> None:
     assert node.bind(second, port=port) == port  # of the same user, at once
 
 
+def bound_at_once(node: Node, host: str = "127.0.0.1", port: int = 0, **more: object) -> int:
+    """Make a socket that is bound; return its descriptor."""
+    values = {"flags": 0, "name": name(host, port), "transport": UNCHOSEN, "data": b"", **more}
+    return node.ask(RequestOp.OPEN_AND_BIND, **values)[1][0]
+
+
+def test_a_socket_is_made_and_bound_by_one_request(node: Node) -> None:
+    words = bytes(range(72))
+    values = {"flags": 0o4000, "name": name("127.0.0.1", 0), "transport": UNCHOSEN, "data": words}
+    answer, (user_end, memory, _) = node.ask(RequestOp.OPEN_AND_BIND, **values)
+    assert (answer.socket, answer.memory_bytes) == (cookie_of(user_end), MEMORY_BYTES)
+    assert os.pread(memory, 72, 0) == words
+    assert not os.get_blocking(user_end)
+    assert node.status()["bound"] == 1
+    again = {"name": name("127.0.0.1", 0), "transport": UNCHOSEN}
+    assert refused(node, RequestOp.BIND, user_end, **again) == errno.EINVAL
+    node.close(user_end)
+    wait_until(lambda: node.status()["sockets"] == 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "transport", "code"),
+    [
+        ("0.0.0.0", 0, UNCHOSEN, errno.EINVAL),
+        ("192.0.2.1", 0, UNCHOSEN, errno.EADDRNOTAVAIL),
+        ("127.0.0.1", 0, 0, errno.ENOPROTOOPT),
+        ("127.0.0.1", 1, UNCHOSEN, errno.EINVAL),
+    ],
+)
+def test_of_a_socket_that_cannot_be_bound_at_once_nothing_stays(
+    node: Node, host: str, flags: int, transport: int, code: int
+) -> None:
+    values = {"flags": flags, "name": name(host, 0), "transport": transport, "data": b""}
+    wait_until(lambda: node.status()["closing"] == 0)  # of tests before this one
+    folder = f"/proc/{node.status()['worker']}/fd"
+    descriptors = len(os.listdir(folder))
+    for _ in range(5):
+        assert refused(node, RequestOp.OPEN_AND_BIND, **values) == code
+    status = node.status()
+    assert (status["sockets"], status["closing"]) == (0, 0)
+    assert [user["sockets"] for user in status["users"]] == [0] * len(status["users"])
+    wait_until(lambda: len(os.listdir(folder)) <= descriptors)  # those of `status` close late
+
+
+def test_a_port_that_is_taken_is_refused_at_once_too(node: Node) -> None:
+    end = node.open()
+    port = node.bind(end)
+    values = {"flags": 0, "name": name("127.0.0.1", port), "transport": UNCHOSEN, "data": b""}
+    assert refused(node, RequestOp.OPEN_AND_BIND, **values) == errno.EADDRINUSE
+    node.close(end)
+    bound_at_once(node, port=port)
+
+
 def test_routes_are_numbered(node: Node) -> None:
     end = node.open()
     values = {"name": name("127.0.0.2", 5), "tos": 0}

@@ -10,15 +10,16 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
 from tests.rds.node.conftest import WAIT_S, Node, StartNode, wait_until
-from tests.rds.node.stand_in import FORMAT_FILE
+from tests.rds.node.stand_in import DEATH_FILE, FORMAT_FILE
 from urds.rds.node import commands
 from urds.rds.node.channel import Channel
-from urds.rds.wire.node import RequestOp
+from urds.rds.wire.node import Name, RequestOp
 
 DESCRIPTORS_TOO_FEW = 9  # a node has 7 before it starts its first process
 
@@ -268,6 +269,31 @@ def test_a_worker_with_another_memory_waits_for_the_last_socket(
     wait_until(lambda: not any(node.status()[one] for one in ("sockets", "closing")))
     assert commands.upgrade(node.place)[0] == before
     node.open()
+
+
+@pytest.mark.parametrize("call", ["bind", "memory_bytes"])
+def test_a_worker_that_dies_while_it_makes_a_bound_socket_leaves_its_port(
+    start_node: StartNode, tmp_path: Path, call: str
+) -> None:
+    """It dies before the supervisor has the socket, and after that: its program asks again."""
+    file = tmp_path / "death"
+    node = start_node(variables={DEATH_FILE: str(file)})
+    before = node.status()["worker"]
+    file.write_text(call)
+    name = Name(ip_address("127.0.0.9"), 4000)
+    values = {"flags": 0, "name": name, "transport": 0xFFFF_FFFF, "data": b""}
+    with pytest.raises(ConnectionError):
+        node.ask(RequestOp.OPEN_AND_BIND, **values)
+    end = node.ask(RequestOp.OPEN_AND_BIND, **values)[1][0]
+    wait_until(lambda: node.status()["sockets"] == 1)
+    status = node.status()
+    assert (status["bound"], status["deaths"]) == (1, 1)
+    assert status["worker"] != before
+    assert sum(user["sockets"] for user in status["users"]) == 1
+    kill_worker(node)  # the supervisor has it with its name
+    assert node.status()["bound"] == 1
+    node.close(end)
+    wait_until(lambda: node.status()["sockets"] == 0)
 
 
 def test_after_a_death_a_worker_with_another_memory_begins_anew(

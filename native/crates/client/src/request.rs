@@ -40,6 +40,8 @@ pub enum Operation {
     Info = 7,
     /// All of the node's state as JSON.
     Status = 8,
+    /// Make a socket that is bound to a name.
+    OpenAndBind = 11,
 }
 
 /// One record, being written or read.

@@ -1,8 +1,9 @@
 //! Records against the vectors that the node's codec has too.
 
-use urds_channel::socket_memory::Name;
+use urds_channel::socket_memory::{Name, Word};
 
 use super::*;
+use crate::socket::{Socket, TRANSPORT_NONE};
 
 const VECTORS: &str = include_str!("../../../../tests/vectors/node_requests.json");
 
@@ -63,6 +64,18 @@ fn requests_are_as_the_node_reads_them() {
     let info = new(Operation::Info).with(&10_000u32.to_le_bytes());
     assert_sent(&info, "info");
     assert_sent(&new(Operation::Status), "status");
+    let words = [
+        (Word::SendBytes, 1 << 20),
+        (Word::ReceiveBytes, 106_496),
+        (Word::Monitor, 1),
+        (Word::HasMask, 1),
+        (Word::MaskLow, u32::MAX),
+        (Word::MaskHigh, 3),
+    ];
+    let name = Name::v4([10, 0, 0, 1], 4000);
+    let flags = libc::SOCK_NONBLOCK.cast_unsigned();
+    let bound = Socket::asked_bound(flags, &name, TRANSPORT_NONE, &words);
+    assert_sent(&bound, "open_and_bind");
 }
 
 fn answered(name: &str, operation: Operation) -> Result<Record, i32> {
@@ -91,6 +104,8 @@ fn answers_are_read_as_the_node_writes_them() {
     assert_eq!(cancelled.word(24), 12);
     let info = answered("info_answer", Operation::Info).expect("no error");
     assert_eq!((info.word(24), info.long(28)), (40, 1760));
+    let made = answered("open_and_bind_answer", Operation::OpenAndBind).expect("no error");
+    assert_eq!((made.long(24), made.long(32)), (75_497_472, 33_558_528));
     let status = answered("status_answer", Operation::Status).expect("no error");
     assert_eq!(status.long(24), 2345);
 }

@@ -2,11 +2,14 @@
 
 use urds_channel::congestion::CongestionMemory;
 use urds_channel::socket_memory::layout::PLACE_BYTES_MAX;
-use urds_channel::socket_memory::{ClientSide, Name, Options, Rejected};
+use urds_channel::socket_memory::{ClientSide, Name, Options, Rejected, Word};
 use urds_channel::sys::area::Area;
 
 use crate::request::{self, Descriptors, FIELDS_AT, Operation, Record};
 use crate::sys::Owned;
+
+/// How many words of options a socket that is bound at once is given.
+const WORDS: usize = 18;
 
 /// `SO_RDS_TRANSPORT` was not set.
 pub const TRANSPORT_NONE: u32 = u32::MAX;
@@ -30,10 +33,64 @@ impl Socket {
     pub fn open(place: &[u8], flags: u32) -> Result<(i32, Self), i32> {
         let asked = Record::new(Operation::Open).with(&flags.to_le_bytes());
         let (_, descriptors) = request::call(place, &asked, Operation::Open, None)?;
-        let [user_end, memory, congestion] = descriptors;
+        Self::made(descriptors)
+    }
+
+    fn made([user_end, memory, congestion]: Descriptors) -> Result<(i32, Self), i32> {
         let user_end = user_end.ok_or(libc::EPROTO)?;
         let made = Self::map(memory, congestion)?;
         Ok((user_end.release(), made))
+    }
+
+    /// Make a socket that is bound to a name, whose port may be 0, with these words of options; see
+    /// `open` and `bind`.
+    ///
+    /// A node that does not know the request is asked for a socket first, and then to bind it.
+    ///
+    /// # Errors
+    /// As `open` and `bind`.
+    pub fn open_bound(
+        place: &[u8],
+        flags: u32,
+        name: &Name,
+        transport: u32,
+        words: &[(Word, u32)],
+    ) -> Result<(i32, Self), i32> {
+        let asked = Self::asked_bound(flags, name, transport, words);
+        match request::call(place, &asked, Operation::OpenAndBind, None) {
+            Ok((_, descriptors)) => Self::made(descriptors),
+            Err(libc::ENOSYS) => {
+                let (descriptor, made) = Self::open(place, flags)?;
+                let user_end = Owned(descriptor);
+                for &(word, value) in words {
+                    made.options().set(word, value);
+                }
+                made.bind(user_end.0, place, name, transport)?;
+                Ok((user_end.release(), made))
+            }
+            Err(number) => Err(number),
+        }
+    }
+
+    /// Return the request for a socket that is bound; a word that is not given is 0.
+    pub(crate) fn asked_bound(
+        flags: u32,
+        name: &Name,
+        transport: u32,
+        words: &[(Word, u32)],
+    ) -> Record {
+        let mut bytes = [0; WORDS * 4];
+        for &(word, value) in words {
+            let at = word as usize * 4;
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        let length = u32::try_from(bytes.len()).unwrap_or(0);
+        Record::new(Operation::OpenAndBind)
+            .with(&flags.to_le_bytes())
+            .with(&name.bytes())
+            .with(&transport.to_le_bytes())
+            .with(&length.to_le_bytes())
+            .with(&bytes)
     }
 
     /// Return the socket that a descriptor is one of.

@@ -19,6 +19,8 @@ use crate::{errors, sys};
 /// As `Sizes` has them; see the stub.
 pub type SizesTuple = (u32, usize, usize, u32, u32, u32, u32, u32, bool);
 
+/// Bytes of options that a client may give for a new socket: of a field of its request.
+const OPTION_BYTES_MAX: usize = 128;
 /// The words of the options that a node lists, by name.
 const WORDS: [(&str, Word); 10] = [
     ("send_bytes", Word::SendBytes),
@@ -40,11 +42,12 @@ fn raised(Errno(number): Errno) -> PyErr {
 
 /// Make a socket for a client: its descriptor, and what the node keeps. See the stub.
 #[pyfunction]
-#[pyo3(signature = (sizes, place, nonblock, /))]
+#[pyo3(signature = (sizes, place, nonblock, words=b"".as_slice(), /))]
 pub fn open_socket(
     sizes: Option<SizesTuple>,
     place: &[u8],
     nonblock: bool,
+    words: &[u8],
 ) -> PyResult<(i32, i32, i32, i32)> {
     let pair = socket_pair::make(nonblock)
         .map_err(|failure| raised(Errno(failure.raw_os_error().unwrap_or(libc::EIO))))?;
@@ -66,8 +69,12 @@ pub fn open_socket(
             made.is_strict,
         ) = sizes;
     }
-    let (memory, _) = layout::make(&made).map_err(raised)?;
+    if words.len() > OPTION_BYTES_MAX {
+        return Err(raised(Errno(errors::EINVAL)));
+    }
+    let (memory, area) = layout::make(&made).map_err(raised)?;
     let memory = sys::owned(memory);
+    area.copy_in(layout::AT_OPTIONS, words);
     let (journal, _) = journal::make(&made).map_err(raised)?;
     Ok((
         pair.user_end.into_raw_fd(),

@@ -16,6 +16,7 @@ use urds_client::information::Information;
 use urds_client::{Flags, Message, Name, Outgoing, ReceivedKind, Socket, Trace, Word};
 use urds_dataplane::clock::Clock;
 use urds_dataplane::errors::{ErrorReason, too_long};
+use urds_dataplane::mailbox::MailboxSettings;
 use urds_dataplane::sys::sockets::poll_for;
 use urds_path::{Address, NO_EXTENSION, Payload, SocketAddress};
 
@@ -390,25 +391,28 @@ fn times_of(trace: &Trace) -> Vec<(u8, u64)> {
 #[pymethods]
 impl AttachedMailbox {
     #[new]
-    #[pyo3(signature = (place, nonblock=false, descriptor=None, /))]
+    #[pyo3(signature = (place, address, scope, port, transport, settings, /))]
     fn new(
         py: Python<'_>,
         place: &[u8],
-        nonblock: bool,
-        descriptor: Option<i32>,
+        address: &[u8],
+        scope: u32,
+        port: u16,
+        transport: u32,
+        settings: SettingsTuple,
     ) -> PyResult<Self> {
-        let made = py.detach(|| match descriptor {
-            None => Socket::open(place, if nonblock { SOCK_NONBLOCK } else { 0 }),
-            Some(descriptor) => Ok((descriptor, Socket::find(place, descriptor)?)),
-        });
+        let name = name_of(&addresses::unpack(address, scope)?, port);
+        let (settings, traces) = values::settings(settings);
+        let words = words_of(&settings, &traces);
+        let made = py.detach(|| Socket::open_bound(place, 0, &name, transport, &words));
         let (descriptor, socket) = made.map_err(|errno| of_node(py, errno, place))?;
         Ok(Self {
             socket,
             descriptor: descriptor.into(),
             owned: Mutex::new(Some(sys::owned(descriptor))),
             place: place.to_vec(),
-            send_wait_ns: FOREVER.into(),
-            receive_wait_ns: FOREVER.into(),
+            send_wait_ns: settings.send_wait_ns.unwrap_or(FOREVER).into(),
+            receive_wait_ns: settings.receive_wait_ns.unwrap_or(FOREVER).into(),
             targets: Held::default(),
             sources: Held::default(),
         })
@@ -440,20 +444,11 @@ impl AttachedMailbox {
         set.map_err(|errno| exception(py, errno, true))
     }
 
-    #[pyo3(signature = (address, scope, port, transport, /))]
-    fn bind(
-        &self,
-        py: Python<'_>,
-        address: &[u8],
-        scope: u32,
-        port: u16,
-        transport: u32,
-    ) -> PyResult<NameTuple> {
-        let name = name_of(&addresses::unpack(address, scope)?, port);
-        let descriptor = self.open_fd(py)?;
-        let bound = py.detach(|| self.socket.bind(descriptor, &self.place, &name, transport));
-        let bound = bound.map_err(|errno| of_node(py, errno, &self.place))?;
-        Ok((bound.address, bound.scope, bound.port))
+    /// The name that it is bound to.
+    #[getter]
+    fn name(&self) -> NameTuple {
+        let name = self.socket.local().unwrap_or_default();
+        (name.address, name.scope, name.port)
     }
 
     #[pyo3(signature = (peer, scope, port, /))]
@@ -512,27 +507,15 @@ impl AttachedMailbox {
         self.receive_wait_ns
             .store(settings.receive_wait_ns.unwrap_or(FOREVER), Relaxed);
         let options = self.socket.options();
-        let narrow = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-        options.set(Word::SendBytes, narrow(settings.send_bytes_max));
-        options.set(Word::ReceiveBytes, narrow(settings.receive_bytes_max));
-        let mask = settings.monitor_mask;
-        options.set(Word::MaskLow, narrow_half(mask));
-        options.set(Word::MaskHigh, narrow_half(mask >> 32));
-        options.set(Word::HasMask, u32::from(mask != u64::MAX));
-        options.set(Word::Monitor, u32::from(settings.monitor));
+        for (word, value) in words_of(&settings, &traces) {
+            // With which option they were asked for, another process may have said.
+            if word != Word::Timestamp || (options.get(word) != 0) != settings.timestamps {
+                options.set(word, value);
+            }
+        }
         if !settings.monitor {
             self.socket.side().forget_groups();
         }
-        if (options.get(Word::Timestamp) != 0) != settings.timestamps {
-            options.set(Word::Timestamp, u32::from(settings.timestamps));
-        }
-        let mut wanted = [0u8; 4];
-        for (place, at) in wanted[1..].iter_mut().zip(&traces) {
-            *place = u8::try_from(*at).unwrap_or(0);
-        }
-        wanted[0] = u8::try_from(traces.len().min(3)).unwrap_or(0);
-        options.set(Word::Traces, u32::from_le_bytes(wanted));
-        options.set(Word::Tos, u32::from(settings.tos));
     }
 
     #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, copy=true, /))]
@@ -629,11 +612,31 @@ impl AttachedMailbox {
     }
 }
 
-const SOCK_NONBLOCK: u32 = 0o4000;
-
 #[allow(clippy::cast_possible_truncation)] // the lower half is meant
 fn narrow_half(mask: u64) -> u32 {
     mask as u32
+}
+
+/// Return the words that settings are.
+fn words_of(settings: &MailboxSettings, traces: &[i64]) -> [(Word, u32); 9] {
+    let narrow = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+    let mask = settings.monitor_mask;
+    let mut wanted = [0u8; 4];
+    for (place, at) in wanted[1..].iter_mut().zip(traces) {
+        *place = u8::try_from(*at).unwrap_or(0);
+    }
+    wanted[0] = u8::try_from(traces.len().min(3)).unwrap_or(0);
+    [
+        (Word::SendBytes, narrow(settings.send_bytes_max)),
+        (Word::ReceiveBytes, narrow(settings.receive_bytes_max)),
+        (Word::MaskLow, narrow_half(mask)),
+        (Word::MaskHigh, narrow_half(mask >> 32)),
+        (Word::HasMask, u32::from(mask != u64::MAX)),
+        (Word::Monitor, u32::from(settings.monitor)),
+        (Word::Timestamp, u32::from(settings.timestamps)),
+        (Word::Traces, u32::from_le_bytes(wanted)),
+        (Word::Tos, u32::from(settings.tos)),
+    ]
 }
 
 /// Copy a list out of the node's memory.

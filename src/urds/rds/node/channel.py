@@ -74,10 +74,11 @@ class Channel:
     def send(self, what: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
         """Send a message, or wait up to ten seconds. Raises OSError."""
         data = json.dumps({"what": what, **fields}).encode()
+        self._set_wait(0)
         try:
-            send_with_files(self._end, data, descriptors, socket.MSG_DONTWAIT)
+            self._put(data, descriptors)
         except BlockingIOError:
-            self._end.settimeout(_SEND_WAIT_S)
+            self._set_wait(_SEND_WAIT_S)
             self._put(data, descriptors)
 
     def send_soon(self, what: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
@@ -87,8 +88,8 @@ class Channel:
 
     def flush(self) -> None:
         """Send what waits, as far as the other end takes it; an end that is gone takes all."""
-        self._end.settimeout(0)
         while self._waiting:
+            self._set_wait(0)
             try:
                 self._put(*self._waiting[0])
             except BlockingIOError:
@@ -103,7 +104,7 @@ class Channel:
 
         Raises EOFError once the other end is closed.
         """
-        self._end.settimeout(wait_s)
+        self._set_wait(wait_s)
         try:
             data, descriptors, told = receive_with_files(
                 self._end, _MESSAGE_BYTES_MAX, DESCRIPTORS_MAX
@@ -124,6 +125,10 @@ class Channel:
 
     def _put(self, data: bytes, descriptors: Sequence[int]) -> None:
         send_with_files(self._end, data, descriptors)
+
+    def _set_wait(self, wait_s: float) -> None:
+        if self._end.gettimeout() != wait_s:  # to set it is a system call, and mostly it is 0
+            self._end.settimeout(wait_s)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

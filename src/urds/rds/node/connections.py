@@ -143,7 +143,6 @@ class Connections:
         self._spare = -1
 
     def _admit(self, end: socket.socket) -> None:
-        end.setblocking(False)
         try:
             who = Credentials.of(end)
         except OSError:
@@ -245,8 +244,9 @@ class Connections:
         except OSError as failure:
             if failure.errno == errno.ETOOMANYREFS:  # its user passes too many at once. unix(7)
                 operation = int.from_bytes(data[6:8], "little")
+                answer = Answer(operation=operation, status=errno.EMFILE)
                 with suppress(OSError):
-                    end.send(node.emit_answer(Answer(operation=operation, status=errno.EMFILE)))
+                    end.send(node.emit_answer(answer), socket.MSG_DONTWAIT)
 
     def _tell_rejected(self, who: Credentials, operation: str, reason: str) -> None:
         values = who.uid, who.pid, operation, reason

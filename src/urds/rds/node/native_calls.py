@@ -127,10 +127,10 @@ class NativeCalls:
         """Return the memory of congestion maps, to read."""
         return self._congestion, os.fstat(self._congestion).st_size
 
-    def open(self, place: str, *, nonblock: bool) -> Opened:
+    def open(self, place: str, *, nonblock: bool, words: bytes = b"") -> Opened:
         """Make control socket and socket memory."""
         sizes = memory_sizes(self._settings)
-        user_end, *kept = self._native.open_socket(sizes, os.fsencode(place), nonblock)
+        user_end, *kept = self._native.open_socket(sizes, os.fsencode(place), nonblock, words)
         return Opened(user_end, tuple(kept))
 
     def memory_bytes(self, kept: Sequence[int]) -> int:

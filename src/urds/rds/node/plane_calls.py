@@ -67,8 +67,11 @@ class PlaneCalls(Protocol):
     def congestion(self) -> tuple[int, int]:
         """Return descriptor and size of the memory of congestion maps; the descriptor stays."""
 
-    def open(self, place: str, *, nonblock: bool) -> Opened:
-        """Make control socket and socket memory; `place` is where its program asks."""
+    def open(self, place: str, *, nonblock: bool, words: bytes = b"") -> Opened:
+        """Make control socket and socket memory; `place` is where its program asks.
+
+        `words` are those of its options in the memory, at most 128 bytes.
+        """
 
     def memory_bytes(self, kept: Sequence[int]) -> int:
         """Return the size of a socket memory."""

@@ -16,6 +16,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -114,6 +115,7 @@ class Service:
             RequestOp.STATUS: self._status,
             RequestOp.UPGRADE: self._upgrade,
             RequestOp.STOP: self._stop,
+            RequestOp.OPEN_AND_BIND: self._open,
         }
 
     @property
@@ -204,13 +206,9 @@ class Service:
             self._forget(sock)
             return
         self._supervisor.note(sock.cookie, sock.text())
-        self._calls.close(sock.attached)
-        endpoint = sock.endpoint
-        assert endpoint is not None, "it is bound"
-        self.ports.give_back(endpoint, time.monotonic())
+        self._give_name_back(sock)
         self._closing.append(sock)
         self.sockets.pop(sock.cookie, None)
-        self._by_attached.pop(sock.attached, None)
 
     def end_broken(self, sock: NodeSocket, what: str) -> None:
         """End a socket whose program broke the protocol; no other socket is concerned."""
@@ -251,41 +249,34 @@ class Service:
     # -- requests
 
     def _open(self, request: Request, who: Credentials, _: Sequence[int]) -> Reply:
+        """Make a socket, and bind it where the request has a name."""
         if request.flags not in (0, node.NONBLOCK):
             raise OSError(errno.EINVAL, f"flags {request.flags:#x}")
         user = self.users.of(who.uid)
         self.users.take_socket(user)
-        try:
-            sock = self._make(user, who, nonblock=bool(request.flags))
-        except BaseException:
-            user.sockets -= 1
-            raise
-        self.sockets[sock.cookie] = sock
-        self._watch(sock)
-        tell(self._log, NodeEvent.SOCKET_OPENED, f"{sock.cookie:x}", who.uid, who.pid)
-        return self._opened(RequestOp.OPEN, sock, [sock.opened.user_end])
-
-    def _make(self, user: User, who: Credentials, *, nonblock: bool) -> NodeSocket:
-        opened = self._calls.open(self._place, nonblock=nonblock)
-        self._made.append(opened.user_end)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.users.give_back, user, Counter())
+            nonblock, words = bool(request.flags), request.data or b""
+            opened = self._calls.open(self._place, nonblock=nonblock, words=words)
+            self._made.append(opened.user_end)
+            undo.callback(close_all, opened.kept)
             if max(opened.user_end, *opened.kept) >= self._descriptors_max - _DESCRIPTORS_SPARE:
                 text = f"the node has few of its {self._descriptors_max} descriptors left"
                 raise OSError(errno.EMFILE, text)
-            cookie = cookie_of(opened.user_end)
+            cookie, chosen = cookie_of(opened.user_end), self._defaults
             assert cookie is not None, "it is a socket"
-            sock = NodeSocket(
-                cookie=cookie,
-                user=user,
-                pid=who.pid,
-                opened=opened,
-                options=self._defaults,
-            )
+            sock = NodeSocket(cookie=cookie, user=user, pid=who.pid, opened=opened, options=chosen)
+            if request.name is not None:
+                self._take_name(sock, request, who)
+                undo.callback(self._give_name_back, sock)
+            # Once, with its name: of a worker that is killed before, nothing is left to restore.
             self._supervisor.keep(cookie, sock.text(), opened.kept)
-        except BaseException:
-            close_all(opened.kept)
-            raise
-        return sock
+            undo.pop_all()
+        self.sockets[cookie] = sock
+        if sock.attached is None:
+            self._watch(sock)
+        tell(self._log, NodeEvent.SOCKET_OPENED, f"{cookie:x}", who.uid, who.pid)
+        return self._opened(request.operation, sock, [sock.opened.user_end])
 
     def _find(self, _: Request, __: Credentials, descriptors: Sequence[int]) -> Reply:
         return self._opened(RequestOp.FIND, self._socket_of(descriptors), [])
@@ -302,6 +293,12 @@ class Service:
 
     def _bind(self, request: Request, who: Credentials, descriptors: Sequence[int]) -> Reply:
         sock = self._socket_of(descriptors)
+        name = self._take_name(sock, request, who)
+        self._unwatch(sock)
+        self._supervisor.note(sock.cookie, sock.text())
+        return Answer(operation=RequestOp.BIND, socket=sock.cookie, name=name), ()
+
+    def _take_name(self, sock: NodeSocket, request: Request, who: Credentials) -> Name:
         assert request.name is not None, "the codec has checked it"
         local, port = _checked(request.name, Call.BIND)
         if sock.attached is not None:
@@ -311,13 +308,17 @@ class Service:
             raise OSError(errno.EACCES, f"user {who.uid} may not bind {local} (addresses)")
         sock.attached = self._bound(sock, local, port, transport)
         self._by_attached[sock.attached] = sock
-        self._unwatch(sock)
         name = Name(sock.attached.local, sock.attached.port)
         self.ports.take(sock.user.uid, (name.address, name.port))
-        self._supervisor.note(sock.cookie, sock.text())
         values = f"{sock.cookie:x}", sock.user.uid, name.address, name.port
         tell(self._log, NodeEvent.SOCKET_BOUND, *values)
-        return Answer(operation=RequestOp.BIND, socket=sock.cookie, name=name), ()
+        return name
+
+    def _give_name_back(self, sock: NodeSocket) -> None:
+        """Free the port of a socket, whose messages linger."""
+        self._calls.close(sock.attached)
+        self.ports.give_back((sock.attached.local, sock.attached.port), time.monotonic())
+        self._by_attached.pop(sock.attached, None)
 
     def _bound(
         self, sock: NodeSocket, local: IPAddress, port: int, transport: Transport | None

@@ -314,7 +314,8 @@ class Supervisor:
         for server in servers:
             if server not in self._servers():
                 continue
-            server.hear()
+            if ready & {server.watch, server.channel.fileno()}:
+                server.hear()
             if server.watch in ready:
                 self._note_server_end(server)
 

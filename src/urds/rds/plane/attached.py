@@ -56,18 +56,24 @@ class AttachedMailbox(urds_native.AttachedMailbox):
     watch: Watch
 
     @classmethod
-    def make(cls, place: str, settings: contract.MailboxSettings, watch: Watch) -> Self:
-        """Make a socket at a node, not bound yet. Raises OSError."""
-        mailbox = cls(os.fsencode(place))
-        mailbox.watch = watch
-        mailbox.configure(settings)
-        return mailbox
-
-    def take_name(self, address: IPAddress, port: int, transport: Transport | None) -> None:
-        """Bind. Raises OSError as the node answers."""
+    def make(
+        cls,
+        place: str,
+        settings: contract.MailboxSettings,
+        watch: Watch,
+        *,
+        address: IPAddress,
+        port: int,
+        transport: Transport | None,
+    ) -> Self:
+        """Make a socket at a node, bound. Raises OSError as the node answers."""
         chosen = int(Transport.NONE if transport is None else transport)
-        data, scope, bound = self.bind(*packed_of(address), port, chosen)
-        self.local, self.port = unmapped(data, scope), bound
+        name, plain = packed_of(address), plain_settings(settings)
+        mailbox = cls(os.fsencode(place), *name, port, chosen, plain)
+        mailbox.watch, mailbox.settings = watch, settings
+        data, scope, bound = mailbox.name
+        mailbox.local, mailbox.port = unmapped(data, scope), bound
+        return mailbox
 
     def send_many(
         self,

@@ -74,11 +74,16 @@ class Attached:
         """
         from urds.rds.plane.attached import AttachedMailbox
 
-        mailbox = AttachedMailbox.make(self.place, settings, self._watched)
         try:
-            mailbox.take_name(address, port, transport)
+            mailbox = AttachedMailbox.make(
+                self.place,
+                settings,
+                self._watched,
+                address=address,
+                port=port,
+                transport=transport,
+            )
         except OSError as refused:
-            mailbox.close()
             reason = _REASONS.get(refused.errno or 0)
             if reason is None:
                 raise
@@ -86,9 +91,6 @@ class Attached:
             if reason is ErrorReason.ADDRESS_IN_USE:  # the node does not tell which
                 detail += "; a socket of it has the port, or a process without it the address"
             raise os_error(reason, detail) from refused
-        except BaseException:
-            mailbox.close()
-            raise
         self._mailboxes.add(mailbox)
         return mailbox
 

@@ -55,6 +55,7 @@ class RequestOp(IntEnum):
     STATUS = 8
     UPGRADE = 9
     STOP = 10
+    OPEN_AND_BIND = 11  # its `data` are words of the socket's options
 
 
 class RequestError(WireError):
@@ -133,6 +134,7 @@ REQUEST_FIELDS: Final[Mapping[int, tuple[str, ...]]] = {
     RequestOp.STATUS: (),
     RequestOp.UPGRADE: (),
     RequestOp.STOP: (),
+    RequestOp.OPEN_AND_BIND: ("flags", "name", "transport", "data"),
 }
 ANSWER_FIELDS: Final[Mapping[int, tuple[str, ...]]] = {
     RequestOp.OPEN: ("memory_bytes", "congestion_bytes"),
@@ -145,6 +147,7 @@ ANSWER_FIELDS: Final[Mapping[int, tuple[str, ...]]] = {
     RequestOp.STATUS: ("total_bytes",),
     RequestOp.UPGRADE: (),
     RequestOp.STOP: (),
+    RequestOp.OPEN_AND_BIND: ("memory_bytes", "congestion_bytes"),
 }
 _DATA_BYTES: Final = Layout("size of a value", "<I", size_bytes=4)
 
