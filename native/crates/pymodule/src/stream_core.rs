@@ -1,5 +1,8 @@
 //! The stream core of rsockets as Python sees it: flat calls and plain values, to be compared with
 //! `urds.rsocket.core.stream`.
+//!
+//! Tests alone call it. It is in each build nevertheless: behind a feature, they would compare another module
+//! than the one that is installed.
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;

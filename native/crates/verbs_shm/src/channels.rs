@@ -57,6 +57,8 @@ pub struct Channels {
     /// The device is closed: what is posted stays in its queue pair.
     pub is_closed: bool,
     /// Payload after which a look at a channel ends, 0 for any: more than that its consumers do not keep.
+    /// It stays when the last of those consumers is gone: the next look takes the rest (`has_more`), so
+    /// this costs a look more for so many bytes, and nothing that comes.
     pub look_bytes_max: usize,
     gid: Gid,
     /// The longest payload that is sent.
