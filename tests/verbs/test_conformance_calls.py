@@ -162,8 +162,9 @@ def test_what_is_no_request_is_refused_as_python_does(world: World) -> None:
     for post in posts:
         with pytest.raises(TypeError):
             post(7)
-        with pytest.raises(AttributeError):
-            post([7])
+        for other in ([7], [None]):
+            with pytest.raises(TypeError, match="a work request of the list must be"):
+                post(other)
         post([])
 
 

@@ -13,7 +13,7 @@ from urds.verbs.cm_parameters import ConnParam
 from urds.verbs.context import Context
 from urds.verbs.cq import EventChannel
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.errors import VerbsError, VerbsTimeoutError
+from urds.verbs.errors import VerbsError, VerbsTimeoutError, demand_kind
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class CMEvent:
 
     def __init__(self, channel: "CMEventChannel", timeout_s: float | None = None) -> None:
         """Wait for the next event. Raises VerbsTimeoutError; VerbsClosedError."""
+        demand_kind(channel, CMEventChannel, "CMEvent(): channel")
         self._take(channel.wait(timeout_s))
 
     @classmethod

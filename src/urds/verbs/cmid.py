@@ -28,7 +28,7 @@ from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import PEER_ACCESS, AccessFlag, QPType, SendFlag, WROpcode
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.errors import VerbsArgumentError
+from urds.verbs.errors import VerbsArgumentError, demand_kind
 from urds.verbs.mr import MR
 from urds.verbs.providers.base import (
     ConnectionEventKind,
@@ -39,7 +39,7 @@ from urds.verbs.providers.base import (
     VerbsConnectionEvent,
 )
 from urds.verbs.qp import QP, QPInitAttr
-from urds.verbs.records import WC, RecvWR, SendWR
+from urds.verbs.records import SGE, WC, RecvWR, SendWR
 from urds.verbs.resource import Resource
 
 BACKLOG: Final = 128
@@ -101,7 +101,19 @@ class CMID(Resource):
         *,
         context: Context | None = None,
     ) -> None:
-        """Make an identifier. Raises VerbsArgumentError, VerbsError."""
+        """Make an identifier.
+
+        Raises VerbsArgumentError, VerbsError; TypeError: an argument of another kind.
+        """
+        for name, value, kind in (
+            ("creator", creator, (AddrInfo, CMEventChannel, CMEvent)),
+            ("qp_init_attr", qp_init_attr, QPInitAttr),
+            ("pd", pd, PD),
+            ("listen_id", listen_id, CMID),
+            ("context", context, Context),
+        ):
+            if value is not None:
+                demand_kind(value, kind, f"CMID(): {name}")
         if isinstance(creator, CMEvent):
             listen_id = listen_id or creator.id
         if listen_id is not None:
@@ -156,6 +168,7 @@ class CMID(Resource):
 
         Completion queues that are missing are made. Raises VerbsError.
         """
+        demand_kind(qp_init_attr, QPInitAttr, "create_qp(): qp_init_attr")
         if self.qp is not None:
             raise VerbsArgumentError("the identifier has a queue pair")
         is_datagram = self.port_space is PortSpace.UDP
@@ -175,7 +188,7 @@ class CMID(Resource):
     def bind_addr(self, source: AddrInfo | HostPort) -> None:
         """Set the local address, to listen at or to connect from."""
         self._demand(IdentifierState.IDLE)
-        self._local = source.src if isinstance(source, AddrInfo) else source
+        self._local = _address(source.src if isinstance(source, AddrInfo) else source)
         self.state = IdentifierState.BOUND
 
     def resolve_addr(self, target: AddrInfo | HostPort, timeout_ms: int = 2000) -> None:
@@ -187,6 +200,7 @@ class CMID(Resource):
             self._target = target
         if self._target is None:
             raise VerbsArgumentError(f"no address to connect to in {target}")
+        _address(self._target)
         self._pass(IdentifierState.ADDR_RESOLVED, CMEventType.ADDR_RESOLVED)
 
     def resolve_route(self, timeout_ms: int = 2000) -> None:
@@ -301,7 +315,7 @@ class CMID(Resource):
 
     def post_recv(self, mr: MR, length: int | None = None, offset: int = 0, wr_id: int = 0) -> None:
         """Post a receive into a piece of a region."""
-        self._queue_pair().post_recv(RecvWR(wr_id, [mr.sge(offset, length)]))
+        self._queue_pair().post_recv(RecvWR(wr_id, [_piece(mr, offset, length)]))
 
     def post_send(
         self,
@@ -312,7 +326,7 @@ class CMID(Resource):
         wr_id: int = 0,
     ) -> None:
         """Send a piece of a region as one message."""
-        piece = mr.sge(offset, length)
+        piece = _piece(mr, offset, length)
         self._queue_pair().post_send(SendWR(wr_id, WROpcode.SEND, [piece], flags))
 
     def post_ud_send(
@@ -327,7 +341,7 @@ class CMID(Resource):
         wr_id: int = 0,
     ) -> None:
         """Send a piece of a region as a datagram."""
-        request = SendWR(wr_id, WROpcode.SEND, [mr.sge(0, length)], flags)
+        request = SendWR(wr_id, WROpcode.SEND, [_piece(mr, 0, length)], flags)
         request.set_wr_ud(ah, rqpn, qkey)
         self._queue_pair().post_send(request)
 
@@ -341,7 +355,7 @@ class CMID(Resource):
         offset: int = 0,
     ) -> None:
         """Read the peer's memory into a piece of a region."""
-        piece = mr.sge(offset, length)
+        piece = _piece(mr, offset, length)
         self._queue_pair().post_send(
             SendWR(0, WROpcode.RDMA_READ, [piece], flags, remote_addr=remote_addr, rkey=rkey)
         )
@@ -356,7 +370,7 @@ class CMID(Resource):
         offset: int = 0,
     ) -> None:
         """Write a piece of a region into the peer's memory."""
-        piece = mr.sge(offset, length)
+        piece = _piece(mr, offset, length)
         self._queue_pair().post_send(
             SendWR(0, WROpcode.RDMA_WRITE, [piece], flags, remote_addr=remote_addr, rkey=rkey)
         )
@@ -450,6 +464,8 @@ class CMID(Resource):
         return self.qp
 
     def _parameters(self, param: ConnParam | None) -> ConnectParameters:
+        if param is not None:
+            demand_kind(param, ConnParam, "param")
         return (param or ConnParam()).parameters(self.context.attributes.max_private_data)
 
     # -- events
@@ -510,3 +526,16 @@ class CMID(Resource):
             self._connection.close()
         if self.qp is not None:
             self.qp._close(forced=True)
+
+
+def _piece(mr: MR, offset: int, length: int | None) -> SGE:
+    demand_kind(mr, MR, "mr")
+    return mr.sge(offset, length)
+
+
+def _address(given: HostPort | None) -> HostPort:
+    """Return a host and port. Raises TypeError: it is none."""
+    match given:
+        case (str(), int()):
+            return given
+    raise TypeError(f"address must be AddrInfo or a pair (host, port), not {given!r}")

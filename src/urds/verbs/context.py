@@ -14,7 +14,7 @@ from urds.verbs.device import Device, find_device
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import MTU, AsyncEventType, WCFlag
 from urds.verbs.engine.work import WC, AddressVector, Completed, Event
-from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, verbs_error
+from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, demand_kind, verbs_error
 from urds.verbs.providers.base import Adapter, DeviceAttributes
 from urds.verbs.resource import EventSource, Resource
 
@@ -97,13 +97,15 @@ class Context(EventSource[AsyncEvent]):
     def __init__(
         self, name: "str | Device | None" = None, *, adapter: Adapter | None = None
     ) -> None:
-        """Open a device. Raises VerbsError: ENODEV, or what its provider says."""
+        """Open a device. Raises VerbsError: ENODEV, or what its provider says; TypeError."""
         if adapter is None:
+            demand_kind("" if name is None else name, (str, Device), "Context(): name")
             try:
                 device = name if isinstance(name, Device) else find_device(name)
                 adapter = device.open_adapter()
             except OSError as error:
                 raise verbs_error(error) from error
+        demand_kind(adapter, Adapter, "Context(): adapter")
         self.adapter = adapter
         self.engine = adapter
         self.attributes = adapter.attributes
@@ -259,7 +261,8 @@ class PD(Resource):
     close_rank: ClassVar[int] = 6
 
     def __init__(self, context: Context) -> None:
-        """Make a domain. Raises VerbsClosedError."""
+        """Make a domain. Raises VerbsClosedError; TypeError: no context."""
+        demand_kind(context, Context, "PD(): context")
         self.context = context
         # The engine knows a domain by identity only; it must not keep this object alive.
         self.engine = object()
@@ -296,6 +299,7 @@ class AHAttr:
         """Return the engine's form. Raises VerbsArgumentError: no route, no such port."""
         if self.gr is None or not self.is_global:
             raise VerbsArgumentError("an address needs a global route: AHAttr(gr=GlobalRoute(…))")
+        demand_kind(self.gr, GlobalRoute, "AHAttr(): gr")
         if self.port_num != 1 or self.gr.sgid_index != 0:
             found = f"port {self.port_num}, GID index {self.gr.sgid_index}"
             raise VerbsArgumentError(f"{found}: there are only port 1 and GID index 0")
@@ -321,7 +325,14 @@ class AH(Resource):
         wc: WC | None = None,
         grh: bytes | bytearray | memoryview | None = None,
     ) -> None:
-        """Make a handle. Raises VerbsArgumentError: neither attributes nor a whole header."""
+        """Make a handle.
+
+        Raises VerbsArgumentError: neither attributes nor a whole header; TypeError: no domain, or
+        attributes of another kind.
+        """
+        demand_kind(pd, PD, "AH(): pd")
+        if attr is not None:
+            demand_kind(attr, AHAttr, "AH(): attr")
         self.pd = pd
         self.vector = _sender(wc, grh) if attr is None else attr.vector()
         super().__init__(pd.context.adapter.lock, pd)
@@ -331,6 +342,7 @@ def _sender(wc: WC | None, grh: bytes | bytearray | memoryview | None) -> Addres
     """Return the source of a datagram, from the header before its data."""
     if wc is None or grh is None:
         raise VerbsArgumentError("an address handle needs attr, or wc and grh")
+    demand_kind(wc, WC, "AH(): wc")
     if WCFlag.GRH not in wc.wc_flags:
         raise VerbsArgumentError("the completion has no WCFlag.GRH: the sender is unknown")
     try:

@@ -14,12 +14,18 @@ runs the simulated device until the event is there, yielding to other tasks betw
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, TypeVar
 
 from urds.verbs.context import Context, weak_call
 from urds.verbs.engine.numbers import QPState
 from urds.verbs.engine.work import WC
-from urds.verbs.errors import VerbsArgumentError, VerbsError, VerbsTimeoutError, verbs_error
+from urds.verbs.errors import (
+    VerbsArgumentError,
+    VerbsError,
+    VerbsTimeoutError,
+    demand_kind,
+    verbs_error,
+)
 from urds.verbs.resource import EventSource, Resource
 
 if TYPE_CHECKING:
@@ -34,7 +40,8 @@ class EventChannel(EventSource[_Event]):
     """Events of one device for tasks that wait in asyncio."""
 
     def __init__(self, context: Context) -> None:
-        """Make a channel. Raises VerbsClosedError."""
+        """Make a channel. Raises VerbsClosedError; TypeError: no context."""
+        demand_kind(context, Context, f"{type(self).__name__}(): context")
         self.context = context
         self._listeners: list[Callable[[], None]] = []
         super().__init__(context.adapter.lock, context)
@@ -121,7 +128,7 @@ class CompChannel(EventChannel["CQ"]):
     _is_attended = False
 
     def __init__(self, context: Context) -> None:
-        """Make a channel. Raises VerbsClosedError."""
+        """Make a channel. Raises VerbsClosedError; TypeError: no context."""
         self._native: Any = None  # the engine's, where threads wait there (ADR 53)
         super().__init__(context)
         with self._calling():
@@ -150,6 +157,8 @@ class CompChannel(EventChannel["CQ"]):
         `CQ.ack_events`. Raises VerbsTimeoutError; VerbsClosedError if the channel or `cq` is
         closed, or meanwhile.
         """
+        if cq is not None:
+            demand_kind(cq, CQ, "get_cq_event(): cq")
         if self._native is not None:
             native: CQ = self._native.public_get_cq_event(cq, timeout_s)
             return native
@@ -250,7 +259,13 @@ class CQ(Resource):
         channel: CompChannel | None = None,
         vector: int = 0,
     ) -> None:
-        """Make a queue. Raises VerbsArgumentError: `cqe` beyond `max_cqe`, another vector."""
+        """Make a queue.
+
+        Raises VerbsArgumentError: `cqe` beyond `max_cqe`, another vector; TypeError: no context, no
+        channel, no number.
+        """
+        demand_kind(context, Context, "CQ(): context")
+        demand_kind(vector, SupportsIndex, "CQ(): vector")
         self.context = context
         self.cq_context = cq_context
         self._channel: CompChannel | None = None
@@ -282,7 +297,10 @@ class CQ(Resource):
             self._native.join(None if channel is None else channel._native, self)
 
     def _demand_own(self, channel: CompChannel | None) -> None:
-        if channel is not None and channel.context is not self.context:
+        if channel is None:
+            return
+        demand_kind(channel, CompChannel, "CQ(): channel")
+        if channel.context is not self.context:
             raise VerbsArgumentError("the completion channel is another device's")
 
     @property
@@ -426,6 +444,7 @@ class CQ(Resource):
         return found
 
     def _demand_capacity(self, cqe: int) -> None:
+        demand_kind(cqe, SupportsIndex, "CQ(): cqe")
         cqe_max = self.context.attributes.max_cqe
         if not 1 <= cqe <= cqe_max:
             raise VerbsArgumentError(f"completion queue of {cqe} entries, from 1 to {cqe_max}")

@@ -6,7 +6,7 @@ status. Source: docs/reference/verbs-and-roce.md 18.
 """
 
 import errno
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 class VerbsError(OSError):
@@ -72,6 +72,16 @@ def _restored(
     OSError.__init__(error, *arguments)
     vars(error).update(fields)
     return error
+
+
+def demand_kind(value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Raise TypeError, with what is wanted and what was given, for a value of another kind."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        titles = ("an integer" if one is SupportsIndex else one.__name__ for one in kinds)
+        names = " or ".join(dict.fromkeys(titles))  # a record has two classes of one name
+        given = "None" if value is None else type(value).__name__
+        raise TypeError(f"{what} must be {names}, not {given}")
 
 
 def verbs_error(error: OSError) -> VerbsError:

@@ -9,13 +9,13 @@ Source: docs/reference/verbs-and-roce.md 11, 18.
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex
 
 from urds.common.buffers import address_of, bytes_of
 from urds.verbs.context import PD
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import AccessFlag, SendFlag, UnsupportedAccessFlag
-from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError
+from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, demand_kind
 from urds.verbs.records import SGE
 from urds.verbs.resource import Resource
 
@@ -49,8 +49,9 @@ class MR(Resource):
 
         Raises VerbsArgumentError: a buffer that is read-only, not contiguous, empty or beyond
         `max_mr_size`, invalid access flags. VerbsNotSupportedError: flags that no device has
-        (ZERO_BASED, ON_DEMAND, HUGETLB). TypeError: no buffer. VerbsError: ENOMEM.
+        (ZERO_BASED, ON_DEMAND, HUGETLB). TypeError: no domain, no buffer. VerbsError: ENOMEM.
         """
+        demand_kind(pd, PD, "MR(): pd")
         self.pd = pd
         with pd._calling():
             view = self._view_of(buffer)
@@ -143,6 +144,8 @@ class MR(Resource):
         A new buffer without an address is named by its own. Raises VerbsError: EBUSY while memory
         windows are bound; VerbsArgumentError as registration. Then nothing has changed.
         """
+        if pd is not None:
+            demand_kind(pd, PD, "rereg(): pd")
         with self._calling():
             view = None if buffer is None else self._view_of(buffer)
             real = self._address if view is None else address_of(view)
@@ -166,6 +169,7 @@ class MR(Resource):
     # -- inside
 
     def _supported(self, access: int) -> AccessFlag:
+        demand_kind(access, SupportsIndex, "access")
         if unsupported := access & _UNSUPPORTED_ACCESS:
             named = UnsupportedAccessFlag(unsupported)
             raise VerbsNotSupportedError(self.pd.context.name, f"access {named.name}")
@@ -235,7 +239,8 @@ class MWBindInfo:
     mw_access_flags: int = AccessFlag.REMOTE_READ
 
     def binding(self) -> WindowBinding:
-        """Return the engine's form."""
+        """Return the engine's form. Raises TypeError: no region."""
+        demand_kind(self.mr, MR, "MWBindInfo(): mr")
         return WindowBinding(
             self.mr.engine, self.addr, self.length, AccessFlag(self.mw_access_flags)
         )
@@ -266,8 +271,10 @@ class MW(Resource):
     def __init__(self, pd: PD, mw_type: int = MWType.TYPE_1) -> None:
         """Make an unbound window.
 
-        Raises VerbsNotSupportedError: the device has no windows; VerbsError: EINVAL, ENOMEM.
+        Raises VerbsNotSupportedError: the device has no windows; VerbsError: EINVAL, ENOMEM;
+        TypeError: no domain.
         """
+        demand_kind(pd, PD, "MW(): pd")
         attributes = pd.context.attributes
         if not attributes.memory_windows:
             raise VerbsNotSupportedError(attributes.name, "memory_windows")

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, SupportsIndex, TypeVar, cast
 
 from urds.common.types import BytesLike
 from urds.verbs.context import PD, vector_of
@@ -28,10 +28,15 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
+from urds.verbs.errors import (
+    VerbsArgumentError,
+    VerbsNotSupportedError,
+    VerbsPostError,
+    demand_kind,
+)
 from urds.verbs.mr import MW, MWBind, MWBindInfo
 from urds.verbs.providers.base import DeviceAttributes
-from urds.verbs.records import POSTED, RecvWR, SendWR
+from urds.verbs.records import RECEIVES, SENDS, RecvWR, SendWR
 from urds.verbs.resource import Resource
 
 _Request = TypeVar("_Request", SendWR, RecvWR)
@@ -73,8 +78,14 @@ class SRQ(Resource):
     close_rank: ClassVar[int] = 2
 
     def __init__(self, pd: PD, init_attr: SrqInitAttr | SrqAttr | None = None) -> None:
-        """Make a queue. Raises VerbsArgumentError: beyond `max_srq_wr` or `max_srq_sge`."""
+        """Make a queue.
+
+        Raises VerbsArgumentError: beyond `max_srq_wr` or `max_srq_sge`; TypeError: no domain, or
+        attributes of another kind.
+        """
+        demand_kind(pd, PD, "SRQ(): pd")
         attr = init_attr.attr if isinstance(init_attr, SrqInitAttr) else init_attr or SrqAttr()
+        demand_kind(attr, SrqAttr, "SRQ(): init_attr")
         self.pd = pd
         self._demand_capacity(attr.max_wr)
         sge_max = pd.context.attributes.max_srq_sge
@@ -102,7 +113,7 @@ class SRQ(Resource):
         """
         with self._lock:
             self._demand_open()
-            for index, one in enumerate(_requests_of(wr)):
+            for index, one in enumerate(_requests_of(wr, RECEIVES)):
                 try:
                     self.engine.post(one)
                 except OSError as error:
@@ -115,6 +126,7 @@ class SRQ(Resource):
         if that is so already. Raises VerbsArgumentError: a capacity below what waits or below the
         limit, a limit above the capacity, no known bit in the mask. Then nothing changes.
         """
+        demand_kind(attr, SrqAttr, "modify(): attr")
         mask = SRQAttrMask(attr_mask)
         known = SRQAttrMask.MAX_WR | SRQAttrMask.LIMIT
         if not mask or int(mask) & ~int(known):
@@ -138,6 +150,7 @@ class SRQ(Resource):
             return SrqAttr(self.engine.capacity, self.engine.max_sge, self.engine.limit)
 
     def _demand_capacity(self, max_wr: int) -> None:
+        demand_kind(max_wr, SupportsIndex, "max_wr")
         limit = self.pd.context.attributes.max_srq_wr
         if not 1 <= max_wr <= limit:
             raise VerbsArgumentError(f"max_wr {max_wr}, from 1 to {limit}")
@@ -180,6 +193,7 @@ class QP(Resource):
         Raises VerbsArgumentError: no completion queues, objects of another device, capacities
         beyond the device's. VerbsNotSupportedError: datagrams or a receive order that the device
         lacks, a type that none has (UC, raw, XRC). VerbsError: ENOMEM.
+        TypeError: an argument, or a field of `init_attr`, of another kind.
         """
         scq, rcq = _checked(pd, init_attr)
         srq = init_attr.srq
@@ -251,6 +265,7 @@ class QP(Resource):
         value; then nothing changes. VerbsNotSupportedError: a modify to RTR or RTS where only the
         connection manager connects; a drained queue pair goes back to RTS everywhere.
         """
+        demand_kind(qp_attr, QPAttr, "modify(): qp_attr")
         mask = QPAttrMask(attr_mask)
         attributes = self.context.attributes
         connects = QPAttrMask.STATE in mask and qp_attr.qp_state in (QPState.RTR, QPState.RTS)
@@ -293,7 +308,7 @@ class QP(Resource):
         where the compiled engine carries it.
         """
         with self._lock:
-            self._post(wr, self._send, may_speak=True)
+            self._post(wr, SENDS, self._send, may_speak=True)
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Post a receive, a list of them, or a chain by `next_wr`.
@@ -301,7 +316,8 @@ class QP(Resource):
         Raises VerbsPostError as `post_send`; EINVAL for a queue pair with a shared receive queue.
         """
         with self._lock:
-            self._post(wr, self.engine.post_recv, may_speak=self.engine.state is QPState.ERR)
+            may_speak = self.engine.state is QPState.ERR
+            self._post(wr, RECEIVES, self.engine.post_recv, may_speak=may_speak)
 
     def send(self, data: BytesLike, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED) -> None:
         """Post a SEND of bytes without a work request and without a key: the short form.
@@ -341,6 +357,9 @@ class QP(Resource):
 
         Raises VerbsPostError as `post_send`. A binding that cannot be completes with MW_BIND_ERR.
         """
+        demand_kind(mw, MW, "bind_mw(): mw")
+        demand_kind(mw_bind, MWBind, "bind_mw(): mw_bind")
+        demand_kind(mw_bind.info, MWBindInfo, "MWBind(): info")
         self.post_send(
             SendWR(
                 wr_id=mw_bind.wr_id,
@@ -354,6 +373,7 @@ class QP(Resource):
     # -- inside
 
     def _lead(self, qp_attr: QPAttr, state: QPState) -> None:
+        demand_kind(qp_attr, QPAttr, "qp_attr")
         needs = step(self.qp_type, self.qp_state, state)
         required = QPAttrMask(0) if needs is None else needs.required
         self.modify(replace(qp_attr, qp_state=state), required | QPAttrMask.STATE)
@@ -361,6 +381,7 @@ class QP(Resource):
     def _post(
         self,
         wr: _Request | Iterable[_Request],
+        kinds: tuple[type[_Request], ...],
         post: Callable[[_Request, int], None],
         *,
         may_speak: bool,
@@ -374,7 +395,7 @@ class QP(Resource):
         now_ns = adapter.now_ns()
         posted = 0
         try:
-            for one in _requests_of(wr):
+            for one in _requests_of(wr, kinds):
                 post(one, now_ns)
                 posted += 1
         except OSError as error:
@@ -432,9 +453,17 @@ def _own_bytes(data: BytesLike) -> bytes | memoryview:
 
 def _checked(pd: PD, init_attr: QPInitAttr) -> tuple[CQ, CQ]:
     """Return the completion queues, or raise VerbsError for what cannot be."""
+    demand_kind(pd, PD, "QP(): pd")
+    demand_kind(init_attr, QPInitAttr, "QP(): init_attr")
     attributes = pd.context.attributes
     if init_attr.scq is None or init_attr.rcq is None:
         raise VerbsArgumentError("a queue pair needs two completion queues: scq and rcq")
+    demand_kind(init_attr.scq, CQ, "QPInitAttr(): scq")
+    demand_kind(init_attr.rcq, CQ, "QPInitAttr(): rcq")
+    if init_attr.srq is not None:
+        demand_kind(init_attr.srq, SRQ, "QPInitAttr(): srq")
+    demand_kind(init_attr.cap, QPCap, "QPInitAttr(): cap")
+    demand_kind(init_attr.receive_order, ReceiveOrder, "QPInitAttr(): receive_order")
     for other in (init_attr.scq, init_attr.rcq, init_attr.srq):
         context = other.pd.context if isinstance(other, SRQ) else getattr(other, "context", None)
         if context is not None and context is not pd.context:
@@ -464,27 +493,37 @@ def _check_capacities(cap: QPCap, attributes: DeviceAttributes) -> None:
         ("max_inline_data", cap.max_inline_data, attributes.max_inline_data),
     )
     for name, value, limit in limits:
+        demand_kind(value, SupportsIndex, name)
         if not 0 <= value <= limit:
             raise VerbsArgumentError(f"{name} {value}, from 0 to {limit}")
 
 
-def _requests_of(given: _Request | Iterable[_Request]) -> Iterable[_Request]:
+def _requests_of(
+    given: _Request | Iterable[_Request], kinds: tuple[type[_Request], ...]
+) -> Iterable[_Request]:
     """Return the work requests that were given, each followed by what is chained to it.
 
-    Iterating raises VerbsArgumentError beyond REQUESTS_MAX.
+    Raises TypeError: neither one of `kinds` nor iterable. Iterating raises TypeError for what is
+    none of them, VerbsArgumentError beyond REQUESTS_MAX.
     """
-    if isinstance(given, POSTED):
-        return (given,) if given.next_wr is None else _unchained((given,))
-    return _unchained(given)
+    if isinstance(given, kinds):
+        return (given,) if given.next_wr is None else _unchained((given,), kinds)
+    if not isinstance(given, Iterable):
+        demand_kind(given, kinds, "what is posted")
+    return _unchained(cast("Iterable[_Request]", given), kinds)
 
 
-def _unchained(heads: Iterable[_Request]) -> Iterator[_Request]:
+def _unchained(heads: Iterable[_Request], kinds: tuple[type[_Request], ...]) -> Iterator[_Request]:
     room = REQUESTS_MAX
     for head in heads:
-        request: _Request | None = head
-        while request is not None:
+        request = head
+        while True:
             if room == 0:
                 raise VerbsArgumentError(f"more than {REQUESTS_MAX} work requests in one call")
+            demand_kind(request, kinds, "a work request of the list")
             room -= 1
             yield request
-            request = request.next_wr
+            after = request.next_wr
+            if after is None:
+                break
+            request = after

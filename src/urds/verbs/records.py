@@ -13,7 +13,7 @@ from urds.common.implementation import NATIVE, choose
 from urds.verbs.engine import work
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
 
-__all__ = ["POSTED", "SGE", "WC", "RecvWR", "SendWR"]
+__all__ = ["RECEIVES", "SENDS", "SGE", "WC", "RecvWR", "SendWR"]
 
 _OF_DATACLASSES: Final = (
     "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__replace__",
@@ -37,4 +37,6 @@ if not TYPE_CHECKING and _is_compiled():
                 setattr(_compiled, _name, getattr(_reference, _name))
     SGE, RecvWR, SendWR = urds_native.SGE, urds_native.RecvWR, urds_native.SendWR
 
-POSTED: Final = (SendWR, RecvWR, work.SendWR, work.RecvWR)  # what a post takes, of either kind
+# What a post takes, of either kind.
+SENDS: Final = (SendWR, work.SendWR)
+RECEIVES: Final = (RecvWR, work.RecvWR)

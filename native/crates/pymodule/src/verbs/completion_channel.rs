@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -102,8 +103,9 @@ impl CompletionChannel {
 
     fn wanted<'py>(&self, cq: Option<&Bound<'py, PyAny>>) -> PyResult<Wanted<'py>> {
         let engine = cq.map(|cq| cq.getattr(intern!(cq.py(), "engine")));
-        let queue = engine.transpose()?.map(Bound::cast_into::<CompletionQueue>);
-        let queue = queue.transpose()?;
+        let queue =
+            engine.map(|engine| engine?.cast_into::<CompletionQueue>().map_err(PyErr::from));
+        let queue = queue.transpose().map_err(|_| no_queue(cq))?;
         let number = queue.as_ref().map(|queue| {
             let is_ours = Arc::ptr_eq(&queue.get().core, &self.core);
             if is_ours {
@@ -196,4 +198,12 @@ impl Drop for CompletionChannel {
             guarded.machine.shared.outbox.channels.remove(&self.number);
         }
     }
+}
+
+/// Return the error of a call that was given something else for a completion queue.
+#[cold]
+fn no_queue(given: Option<&Bound<'_, PyAny>>) -> PyErr {
+    let kind = given.and_then(|given| given.get_type().name().ok());
+    let kind = kind.map_or_else(|| "None".to_string(), |kind| kind.to_string());
+    PyTypeError::new_err(format!("get_cq_event(): cq must be CQ, not {kind}"))
 }

@@ -29,11 +29,15 @@ const COPIED_BYTES_MAX: usize = 4096;
 trait Work: Sized {
     /// Whether it may give channels something to send.
     const SPEAKS: bool;
+    /// The classes of such a request, in `urds.verbs.records`.
+    const KINDS: &'static str;
 
     /// Read a native record that is in no chain, and plain; of any other object `None`.
     fn read_single(object: &Bound<'_, PyAny>, is_datagram: bool) -> Option<PyResult<Self>>;
     /// Read any request.
     fn read(object: &Bound<'_, PyAny>, is_datagram: bool) -> PyResult<Self>;
+    /// Return whether it is a native record.
+    fn is_native(object: &Bound<'_, PyAny>) -> bool;
     fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected>;
 }
 
@@ -41,6 +45,7 @@ struct Send(Opcoded, Doubts);
 
 impl Work for Send {
     const SPEAKS: bool = true;
+    const KINDS: &'static str = "SENDS";
 
     #[inline]
     fn read_single(object: &Bound<'_, PyAny>, is_datagram: bool) -> Option<PyResult<Self>> {
@@ -66,6 +71,10 @@ impl Work for Send {
         Ok(Self(work, doubts))
     }
 
+    fn is_native(object: &Bound<'_, PyAny>) -> bool {
+        object.is_exact_instance_of::<SendWR>()
+    }
+
     fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected> {
         machine.post_send(number, self.0, &self.1)
     }
@@ -76,6 +85,7 @@ struct Recv(RecvWork);
 impl Work for Recv {
     // What it completes, in ERR, is the adapter's to tell.
     const SPEAKS: bool = false;
+    const KINDS: &'static str = "RECEIVES";
 
     #[inline]
     fn read_single(object: &Bound<'_, PyAny>, _is_datagram: bool) -> Option<PyResult<Self>> {
@@ -89,6 +99,10 @@ impl Work for Recv {
         recv_work(object).map(Self)
     }
 
+    fn is_native(object: &Bound<'_, PyAny>) -> bool {
+        object.is_exact_instance_of::<RecvWR>()
+    }
+
     fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected> {
         machine.post_recv(number, self.0)
     }
@@ -97,6 +111,17 @@ impl Work for Recv {
 /// Return the request behind another; `None` if `object` is no request.
 fn next_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     object.getattr(intern!(object.py(), "next_wr")).ok()
+}
+
+/// Check that an object is a request of this kind, of either class. Raises `TypeError`.
+fn demand<W: Work>(object: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
+    if W::is_native(object) {
+        return Ok(());
+    }
+    let py = object.py();
+    let kinds = py.import("urds.verbs.records")?.getattr(W::KINDS)?;
+    let demand_kind = py.import("urds.verbs.errors")?.getattr("demand_kind")?;
+    demand_kind.call1((object, kinds, what)).map(drop)
 }
 
 // -- posting
@@ -160,7 +185,11 @@ fn post<W: Work>(qp: &QueuePair, given: &Bound<'_, PyAny>) -> PyResult<()> {
         return post_one(qp, py, work.map_err(|error| rejected(py, error, 0))?);
     }
     if next_of(given).is_none() {
-        return post_many::<W>(qp, py, given.try_iter()?);
+        let heads = given.try_iter();
+        if heads.is_err() {
+            demand::<W>(given, "what is posted")?;
+        }
+        return post_many::<W>(qp, py, heads?);
     }
     post_many::<W>(qp, py, std::iter::once(Ok(given.clone())))
 }
@@ -218,20 +247,21 @@ fn read_all<'py, W: Work>(
     works: &mut Vec<W>,
 ) -> PyResult<()> {
     for head in heads {
-        let mut next = head?;
-        while !next.is_none() {
-            let (py, place) = (next.py(), works.len());
+        let mut next = Some(head?);
+        while let Some(object) = next {
+            let (py, place) = (object.py(), works.len());
             if place == REQUESTS_MAX {
                 let detail = format!("more than {REQUESTS_MAX} work requests in one call");
                 return Err(rejected(py, refused(&Rejected::invalid(detail)), place));
             }
-            if let Some(work) = W::read_single(&next, qp.is_datagram()) {
+            if let Some(work) = W::read_single(&object, qp.is_datagram()) {
                 works.push(work.map_err(|error| rejected(py, error, place))?);
                 break;
             }
-            let work = W::read(&next, qp.is_datagram());
+            demand::<W>(&object, "a work request of the list")?;
+            let work = W::read(&object, qp.is_datagram());
             works.push(work.map_err(|error| rejected(py, error, place))?);
-            next = next_of(&next).unwrap_or_else(|| py.None().into_bound(py));
+            next = next_of(&object).filter(|after| !after.is_none());
         }
     }
     Ok(())
