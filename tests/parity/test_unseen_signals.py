@@ -1,7 +1,9 @@
 """A signal that comes while a thread of the compiled plane is awake interrupts no sleep of it.
 
 So the main thread asks for signals once, 50 ms after it began to wait or was awake. The Python
-plane needs none of this: the interpreter sees a signal between two of its instructions.
+plane does not ask: the interpreter sees a signal between two of its instructions. A signal that
+another thread took, or that came just before the main thread entered `epoll.poll`, interrupts no
+call there either: CPython runs the handler when that call returns, late where nothing else comes.
 """
 
 import _thread
