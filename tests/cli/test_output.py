@@ -127,12 +127,15 @@ def test_a_reader_that_leaves_ends_the_tool_without_noise() -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize(("argument", "name"), [("--version", b"urds"), ("config", b"urds config")])
+@pytest.mark.parametrize(
+    ("argument", "name"),
+    [("--version", b"urds"), ("--help", b"urds"), ("", b"urds"), ("config", b"urds config")],
+)
 def test_a_full_disk_is_said_on_one_line(argument: str, name: bytes, unbuffered: str) -> None:
     environ = environment({"PYTHONUNBUFFERED": unbuffered})
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command("without", argument),
+            command("without", *argument.split()),
             check=False, stdout=full, stderr=subprocess.PIPE, env=environ, timeout=RUN_S_MAX,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, name + b": No space left on device\n")

@@ -241,6 +241,10 @@ class _Parser(argparse.ArgumentParser):
         self.formatter_class = _help_formatter()
         return super().format_help()
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse's own says nothing of output that cannot be written."""
+        print(self.format_help(), end="", file=file)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
