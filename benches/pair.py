@@ -29,7 +29,7 @@ _TURN_PATIENCE = 3
 def uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C back while a process starts: KeyboardInterrupt comes at the end.
 
-    A start that is cut leaves a process that fails in its first lines, and that nobody knows. What
+    A start that is cut leaves a process that fails in its first lines, and that is not known. What
     is started inherits the mask; it ignores the signal anyway.
     """
     resource_tracker.ensure_running()  # started before, for it would let the signal through

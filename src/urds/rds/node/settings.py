@@ -156,7 +156,7 @@ def _addresses(place: str, table: Mapping[str, object]) -> dict[int | str, tuple
 
 
 def _useful_uid(name: str, user: str) -> int:
-    """Return the uid of a user whom such a line can concern. Raises SettingError."""
+    """Return the uid of a user that such a line can concern. Raises SettingError."""
     uid = _uid(name, user)
     if uid == OVERFLOW_UID:
         raise SettingError(f"{name}: uid {uid} stands for every unmapped user: a node serves none")
