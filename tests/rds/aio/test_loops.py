@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.each_carrier("shm0"), pytest.mark.timeout(30)]
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 PAYLOAD_BYTES = 100_000
+LONG_BYTES = 256 << 10
 
 
 def plane_of(own: Node) -> Plane:
@@ -402,6 +403,11 @@ async def test_calls_that_need_not_wait_let_others_run(own: Node) -> None:
             await sock.send_to(bytes(PAYLOAD_BYTES), sock.getsockname())
             await sock.recv()
         assert turns > before + 1, "a long message costs as much as many short ones"
+        before = turns
+        for _ in range(30):
+            await sock.send_to(bytes(LONG_BYTES), sock.getsockname())
+            await sock.recv()
+        assert turns - before < 30, "several long messages go in one iteration"
         tasks.cancel_scope.cancel()
 
 
