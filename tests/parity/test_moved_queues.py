@@ -42,7 +42,7 @@ def test_nothing_overtakes_and_what_was_sent_stays(world: World) -> None:
     assert mailbox.unacknowledged() == 0
 
 
-def test_nobody_is_told_of_a_failure(world: World) -> None:
+def test_no_sender_is_told_of_a_failure(world: World) -> None:
     mailbox, closing = world.mailbox(), closing_path(world)
     mailbox.route(PEER, closing)
     mailbox.sendto(b"waits", ADDRESS)

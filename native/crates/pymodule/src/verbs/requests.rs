@@ -89,8 +89,7 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
         };
     }
     let wr_id = number_of!(wr_id);
-    let known = field!(opcode).extract::<i64>().ok().and_then(Opcode::of);
-    let Some(known) = known else {
+    let Some(known) = field!(opcode).extract::<i64>().ok().and_then(Opcode::of) else {
         let name = field!(opcode).repr()?.to_string();
         return Ok((Opcoded::Unknown { wr_id, name }, Doubts::default()));
     };
