@@ -19,7 +19,7 @@ from urds import aio
 
 pytestmark = [pytest.mark.each_carrier("shm0"), pytest.mark.timeout(120)]
 
-CANCELS = 2500  # in each of seven runs over TCP
+CANCELS = 1000  # in each of seven runs over TCP
 CANCELS_OVER_RDMA = 400
 TURNS_MAX = 4
 BUFFER_BYTES = 4096
