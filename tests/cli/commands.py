@@ -15,7 +15,7 @@ from tests.support import planes
 from urds.rds.plane.choose import PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_S_MAX = 60
+RUN_S_MAX = 110
 
 # With and without the extra `cli`: -S leaves site-packages out, so the standard library is alone.
 EXTRAS = {"with": (), "without": ("-S",)}
