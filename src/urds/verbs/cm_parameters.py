@@ -15,7 +15,7 @@ from urds.verbs.providers.base import ConnectParameters, PortSpace
 RAI_PASSIVE: Final = 1
 RAI_NUMERICHOST: Final = 2
 UD_QKEY: Final = 0x0123_4567  # of datagram queue pairs that the connection manager makes
-PORT_MAX: Final = 0xFFFF
+_PORT_MAX: Final = 0xFFFF
 
 
 @dataclass(slots=True)
@@ -117,8 +117,8 @@ def _resolved(host: str | None, service: str | int | None, flags: int) -> HostPo
         known |= socket.AI_PASSIVE
     # The C library takes the lower 16 bits of a number and says nothing.
     number = int(str(service)) if str(service).isdecimal() else 0
-    if number > PORT_MAX:
-        raise VerbsArgumentError(f"port {number}, from 0 to {PORT_MAX}")
+    if number > _PORT_MAX:
+        raise VerbsArgumentError(f"port {number}, from 0 to {_PORT_MAX}")
     try:
         found = socket.getaddrinfo(host, service, type=socket.SOCK_DGRAM, flags=known)
     except socket.gaierror as error:

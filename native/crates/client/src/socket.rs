@@ -8,8 +8,8 @@ use urds_channel::sys::area::Area;
 use crate::request::{self, Descriptors, FIELDS_AT, Operation, Record};
 use crate::sys::Owned;
 
-/// How many words of options a socket that is bound at once is given.
-const WORDS: usize = 18;
+/// How many words of options there are.
+const WORDS: usize = Word::HasRoute as usize + 1;
 
 /// `SO_RDS_TRANSPORT` was not set.
 pub const TRANSPORT_NONE: u32 = u32::MAX;

@@ -334,7 +334,7 @@ impl State {
         };
         let unsent = sender.take_unsent();
         let (wanted, due) = (sender.acknowledgement_wanted, sender.ack_request_due);
-        self.tell_room_wanted(id); // who waits for room has another path now
+        self.tell_room_wanted(id); // senders that wait for room have another path now
         self.finish_room(id);
         if let Some(target) = self.paths.get_mut(other).filter(|_| !unsent.is_empty()) {
             for message in &unsent {

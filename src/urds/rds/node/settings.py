@@ -147,7 +147,7 @@ def _addresses(place: str, table: Mapping[str, object]) -> dict[int | str, tuple
     for user, value in table.items():
         name = f"{place}: addresses.{user}"
         networks = _value(name, value, rule.read, rule.allowed)
-        uid = user if user == OTHERS else _useful_uid(name, user)
+        uid = user if user == OTHERS else _served_uid(name, user)
         if uid in named:
             raise SettingError(f"{name}: names the same user as addresses.{named[uid]}")
         named[uid] = user
@@ -155,8 +155,8 @@ def _addresses(place: str, table: Mapping[str, object]) -> dict[int | str, tuple
     return found
 
 
-def _useful_uid(name: str, user: str) -> int:
-    """Return the uid of a user that such a line can concern. Raises SettingError."""
+def _served_uid(name: str, user: str) -> int:
+    """Return the uid of a user that a node serves. Raises SettingError."""
     uid = _uid(name, user)
     if uid == OVERFLOW_UID:
         raise SettingError(f"{name}: uid {uid} stands for every unmapped user: a node serves none")

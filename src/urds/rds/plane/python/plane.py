@@ -124,7 +124,7 @@ class Plane:
             for mailbox in mailboxes:
                 assert isinstance(mailbox, Mailbox)
                 mailbox.sends.set_route(path.peer, other)
-            self.state.note_path_room(path)  # who waits for room has another path now
+            self.state.note_path_room(path)  # senders that wait for room: another path
             path.finish_freed()
             if moved:
                 other.check_full()
