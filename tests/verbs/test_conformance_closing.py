@@ -176,6 +176,18 @@ def test_closing_ends_a_wait(world: World, waits: str, closes: str) -> None:
     assert [type(error) for error in heard] == [VerbsClosedError]
 
 
+def test_a_queue_pair_that_closes_within_a_post_is_closed_to_it(world: World) -> None:
+    side = world.pair().left
+
+    def requests() -> Iterator[RecvWR]:
+        yield RecvWR(1, [side.mr.sge(0, 16)])
+        side.qp.close()
+        yield RecvWR(2, [side.mr.sge(0, 16)])
+
+    with pytest.raises(VerbsClosedError):
+        side.qp.post_recv(requests())
+
+
 def test_closing_twice_and_in_any_order(world: World) -> None:
     names = ("qp", "mr", "pd", "scq", "rcq", "channel", "context")
     for shift in range(len(names)):

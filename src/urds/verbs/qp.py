@@ -30,6 +30,7 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import (
     VerbsArgumentError,
+    VerbsClosedError,
     VerbsNotSupportedError,
     VerbsPostError,
     demand_kind,
@@ -396,8 +397,11 @@ class QP(Resource):
         posted = 0
         try:
             for one in _requests_of(wr, kinds):
+                self._demand_open()  # the program may close it while it gives requests
                 post(one, now_ns)
                 posted += 1
+        except VerbsClosedError:
+            raise
         except OSError as error:
             raise VerbsPostError.of(error, posted) from error
         finally:

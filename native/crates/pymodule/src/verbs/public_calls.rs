@@ -197,7 +197,7 @@ fn post<W: Work>(qp: &QueuePair, given: &Bound<'_, PyAny>) -> PyResult<()> {
 #[inline]
 fn post_one<W: Work>(qp: &QueuePair, py: Python<'_>, work: W) -> PyResult<()> {
     let result = posting::<W, _>(qp, py, |machine| work.post(machine, qp.number()))?;
-    result.map_err(|error| rejected(py, refused(&error), 0))
+    result.map_err(|error| not_posted(qp, py, &error, 0))
 }
 
 /// Post in one call of the engine, and send what that gives.
@@ -215,6 +215,15 @@ fn posting<W: Work, T>(
         channels.flush(machine, now);
         result
     })
+}
+
+/// Return the error of a post; another thread may have closed the queue pair since the call began.
+#[cold]
+fn not_posted(qp: &QueuePair, py: Python<'_>, error: &Rejected, place: usize) -> PyErr {
+    match qp.demand_open(py) {
+        Ok(()) => rejected(py, refused(error), place),
+        Err(closed) => closed,
+    }
 }
 
 /// Post what comes, in one call of the engine; what precedes a rejected one is posted.
@@ -236,7 +245,7 @@ fn post_many<'py, W: Work>(
         Ok(())
     })?;
     // One that is rejected stands before one that could not be read.
-    result.map_err(|(place, error)| rejected(py, refused(&error), place))?;
+    result.map_err(|(place, error)| not_posted(qp, py, &error, place))?;
     failure.map_or(Ok(()), Err)
 }
 
