@@ -30,7 +30,6 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import (
     VerbsArgumentError,
-    VerbsClosedError,
     VerbsNotSupportedError,
     VerbsPostError,
     demand_kind,
@@ -400,9 +399,8 @@ class QP(Resource):
                 self._demand_open()  # the program may close it while it gives requests
                 post(one, now_ns)
                 posted += 1
-        except VerbsClosedError:
-            raise
         except OSError as error:
+            self._demand_open()  # not VerbsPostError: it is about no request
             raise VerbsPostError.of(error, posted) from error
         finally:
             if may_speak:
