@@ -525,6 +525,7 @@ impl State {
             if attached.control.empty() == Heard::End {
                 self.note_left(id);
             }
+            self.serve_soon(id); // a doorbell may have been among what was read
         } else if attached.side.was_filled() {
             self.look_later(id);
         }

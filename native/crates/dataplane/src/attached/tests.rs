@@ -309,6 +309,23 @@ fn what_fills_a_control_socket_stays_until_half_of_the_account_is_free() {
 }
 
 #[test]
+fn a_doorbell_among_what_fills_a_control_socket_is_heard() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    client.send(route, PEER_PORT, b"first").unwrap();
+    world.progress(0);
+    assert_eq!(remote.payloads(), [b"first"]);
+    // Between the last look of the node, which sleeps now, and its emptying.
+    client.send(route, PEER_PORT, b"second").unwrap();
+    client.side.wait_for_room(1000);
+    world.plane.lock().empty_control_socket(client.mailbox);
+    world.progress(0);
+    assert_eq!(remote.payloads(), [b"second"]);
+}
+
+#[test]
 fn what_arrives_lies_in_the_memory_of_its_socket() {
     let world = World::new();
     let client = Client::new(&world, 1, PORT);
