@@ -1,5 +1,7 @@
 //! A socket whose owner is a node, another process, with the calls of a mailbox.
 //!
+//! The calls of each message are in `attached_calls`.
+//!
 //! Every call is made with the interpreter, but for waits. A wait polls the descriptor, or sleeps
 //! until the node tells of room at one destination.
 
@@ -9,7 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyTuple};
 use urds_channel::socket_memory::layout::{WAIT_ROOM, WAIT_SLEEPERS};
 use urds_channel::sys::area::Area;
 use urds_client::information::Information;
@@ -22,9 +24,9 @@ use urds_path::{Address, NO_EXTENSION, Payload, SocketAddress};
 
 use crate::addresses::{self, Sources, Targets};
 use crate::mailbox::gathered;
-use crate::sys::{Arguments, Held, fast_function};
+use crate::sys::Held;
 use crate::values::{self, SettingsTuple};
-use crate::{deferred, errors, fast_calls, memory, sys};
+use crate::{deferred, errors, sys};
 
 const FOREVER: u64 = u64::MAX;
 /// How often a wait looks for signals, and whether the descriptor was closed.
@@ -71,9 +73,9 @@ pub struct AttachedMailbox {
 }
 
 /// A message as it was taken.
-struct Taken<'py> {
-    payload: Option<PyResult<Bound<'py, PyBytes>>>,
-    message: Message,
+pub struct Taken<'py> {
+    pub payload: Option<PyResult<Bound<'py, PyBytes>>>,
+    pub message: Message,
 }
 
 /// Return an error number of a call as the exception that a mailbox raises.
@@ -143,6 +145,14 @@ fn name_of(address: &Address, port: u16) -> Name {
     }
 }
 
+/// Return how a message without an extension goes to a destination.
+pub fn outgoing_to(target: &SocketAddress) -> Outgoing {
+    Outgoing {
+        to: name_of(&target.address, target.port),
+        ..Outgoing::default()
+    }
+}
+
 fn address_of(name: &Name) -> SocketAddress {
     let six = std::net::Ipv6Addr::from(name.address);
     let ip = six.to_ipv4_mapped().map_or(six.into(), Into::into);
@@ -191,7 +201,7 @@ impl AttachedMailbox {
         Ok(descriptor)
     }
 
-    fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
+    pub fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
         let py = given.py();
         let known = self
             .targets
@@ -210,7 +220,7 @@ impl AttachedMailbox {
         Ok(target)
     }
 
-    fn source<'py>(&self, py: Python<'py>, name: &Name) -> PyResult<Bound<'py, PyTuple>> {
+    pub fn source<'py>(&self, py: Python<'py>, name: &Name) -> PyResult<Bound<'py, PyTuple>> {
         let source = address_of(name);
         let known = self.sources.with(py, |sources| sources.find(py, &source));
         if let Some(tuple) = known.flatten() {
@@ -222,8 +232,18 @@ impl AttachedMailbox {
         Ok(tuple)
     }
 
+    /// Return how long a send of the socket waits; `None` for ever.
+    pub fn send_wait_ns(&self) -> Option<u64> {
+        limit_of(&self.send_wait_ns)
+    }
+
+    /// Return how long a receive of the socket waits; `None` for ever.
+    pub fn receive_wait_ns(&self) -> Option<u64> {
+        limit_of(&self.receive_wait_ns)
+    }
+
     /// Send one message and let its payload go.
-    fn send_payload(
+    pub fn send_payload(
         &self,
         py: Python<'_>,
         payload: Payload,
@@ -237,7 +257,7 @@ impl AttachedMailbox {
     }
 
     /// Send one message; wait for room without the interpreter.
-    fn send_bytes(
+    pub fn send_bytes(
         &self,
         py: Python<'_>,
         payload: &[u8],
@@ -319,7 +339,7 @@ impl AttachedMailbox {
     }
 
     /// Take one message or notification; wait for it without the interpreter.
-    fn take<'py>(
+    pub fn take<'py>(
         &self,
         py: Python<'py>,
         bytes_max: usize,
@@ -539,10 +559,9 @@ impl AttachedMailbox {
         let target = self.target(address.as_borrowed())?;
         let payload = gathered(buffers, false)?;
         let outgoing = Outgoing {
-            to: name_of(&target.address, target.port),
             extension,
             extension_bytes: if extension == NO_EXTENSION { 0 } else { 16 },
-            ..Outgoing::default()
+            ..outgoing_to(&target)
         };
         self.send_payload(py, payload, &outgoing, wait_ns)
     }
@@ -612,6 +631,10 @@ impl AttachedMailbox {
     }
 }
 
+fn limit_of(wait_ns: &AtomicU64) -> Option<u64> {
+    Some(wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
+}
+
 #[allow(clippy::cast_possible_truncation)] // the lower half is meant
 fn narrow_half(mask: u64) -> u32 {
     mask as u32
@@ -647,69 +670,4 @@ fn listed(py: Python<'_>, asked: Result<Information, i32>) -> PyResult<(i32, Bou
         list.copy(bytes, 0).map(drop).map_err(failed)
     })?;
     Ok((list.element_bytes, bytes))
-}
-
-// -- the calls of each message, see `fast_calls`
-
-/// Add the methods to the class.
-pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
-    let function = fast_function!(AttachedMailbox, sendto, rescue);
-    let doc = c"Queue one message, as `socket.socket.sendto`; return its length.";
-    sys::add_fast_method(class, c"sendto", doc, function)?;
-    let function = fast_function!(AttachedMailbox, recvfrom, rescue);
-    let doc = c"Take one message, as `socket.socket.recvfrom`; an excess is discarded.";
-    sys::add_fast_method(class, c"recvfrom", doc, function)
-}
-
-/// Return how long a socket waits; `None` for ever.
-fn limit_of(wait_ns: &AtomicU64) -> Option<u64> {
-    Some(wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
-}
-
-#[cold]
-fn rescue(mailbox: &Bound<'_, AttachedMailbox>) -> PyErr {
-    errors::fault(mailbox.py())
-}
-
-fn sendto<'py>(
-    mailbox: &Bound<'py, AttachedMailbox>,
-    arguments: Arguments<'_, 'py>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (py, own) = (mailbox.py(), mailbox.get());
-    let own_ns = limit_of(&own.send_wait_ns);
-    let (payload, address, wait_ns) = fast_calls::sendto_arguments(arguments, own_ns)?;
-    let target = own.target(address)?;
-    let outgoing = Outgoing {
-        to: name_of(&target.address, target.port),
-        ..Outgoing::default()
-    };
-    let sent = if let Ok(bytes) = payload.cast_exact::<PyBytes>() {
-        // The caller has it for as long as the call lasts, so it needs no copy and no reference.
-        own.send_bytes(py, sys::bytes_in(bytes), &outgoing, wait_ns)?
-    } else {
-        let payload = memory::payload_of(&payload)?;
-        own.send_payload(py, payload, &outgoing, wait_ns)?
-    };
-    Ok(sent.into_pyobject(py)?.into_any())
-}
-
-fn recvfrom<'py>(
-    mailbox: &Bound<'py, AttachedMailbox>,
-    arguments: Arguments<'_, 'py>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (py, own) = (mailbox.py(), mailbox.get());
-    let own_ns = limit_of(&own.receive_wait_ns);
-    let Some(wanted) = fast_calls::recvfrom_arguments(py, arguments, own_ns)? else {
-        return fast_calls::nothing(py);
-    };
-    let Some(taken) = own.take(py, wanted.bytes_max, wanted.wait_ns, wanted.peek)? else {
-        return Err(fast_calls::none_came(py, wanted.wait_ns));
-    };
-    match (taken.message.kind, taken.payload) {
-        (ReceivedKind::Message, Some(payload)) => {
-            let told = (payload?, own.source(py, &taken.message.source)?);
-            Ok(told.into_pyobject(py)?.into_any())
-        }
-        _ => fast_calls::nothing(py),
-    }
 }

@@ -9,6 +9,7 @@
 
 mod addresses;
 mod attached;
+mod attached_calls;
 mod attached_mailbox;
 mod burst_calls;
 mod deferred;
@@ -62,7 +63,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mailbox = module.py().get_type::<mailbox::Mailbox>();
     fast_calls::add_methods(&mailbox)?;
     burst_calls::add_methods(&mailbox)?;
-    attached_mailbox::add_methods(&module.py().get_type::<attached_mailbox::AttachedMailbox>())
+    attached_calls::add_methods(&module.py().get_type::<attached_mailbox::AttachedMailbox>())
 }
 
 /// A free-threaded interpreter enables its lock for us, unless it was configured not to.

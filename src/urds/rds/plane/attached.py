@@ -23,7 +23,6 @@ from urds.common.types import IPAddress
 from urds.rds.addresses import address_of, packed_of
 from urds.rds.constants import Transport
 from urds.rds.plane import contract
-from urds.rds.plane.bursts import receive_each, send_each
 from urds.rds.plane.native import plain_settings
 
 if TYPE_CHECKING:
@@ -74,21 +73,6 @@ class AttachedMailbox(urds_native.AttachedMailbox):
         data, scope, bound = mailbox.name
         mailbox.local, mailbox.port = unmapped(data, scope), bound
         return mailbox
-
-    def send_many(
-        self,
-        messages: Sequence[tuple[contract.Buffer, contract.SocketAddress | None]],
-        peer: contract.SocketAddress | None,
-        /,
-    ) -> int:
-        """Queue messages; return how many."""
-        return send_each(self.sendto, messages, peer)
-
-    def recv_many(
-        self, count_max: int, bufsize: int, /
-    ) -> list[tuple[bytes, contract.SocketAddress]]:
-        """Wait for a message, and take what is queued then."""
-        return receive_each(self.recvfrom, lambda: self.has_something, count_max, bufsize)
 
     def send(
         self,
