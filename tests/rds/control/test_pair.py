@@ -50,6 +50,20 @@ def handshakes(node: Node) -> list:
     ]
 
 
+@pytest.mark.parametrize("npaths", [1, 2])
+def test_a_stream_that_only_a_urds_node_has_begins_with_one_hello_of_each_side(npaths: int) -> None:
+    """A probe would ask for what the hello tells, and cost a message and an answer more."""
+    world = World(by_shared_memory=True)
+    low = Node(world, LOW, generation=100, npaths=npaths)
+    high = Node(world, HIGH, generation=200, npaths=npaths)
+    low.want(HIGH)
+    world.run(SECOND)
+    assert paths_match(low, high)
+    for node, generation in ((low, 100), (high, 200)):
+        assert [attach.probe for attach in node.seen(Attach)] == [None] * npaths
+        assert [hello.generation for hello in handshakes(node)] == [generation] * npaths
+
+
 @pytest.mark.rule("wire-generation-stored")
 @pytest.mark.parametrize("npaths", [1, 2, 4, 8])
 @pytest.mark.parametrize("starter", ["low", "high"])

@@ -127,10 +127,11 @@ class Handshakes:
 
         Behind that, a stream that is cut early would carry none, and the next one begins with
         retransmissions. A path that is held to its first hello takes only that, which `greet`
-        sends; one that may have sent on earlier streams needs a number.
+        sends; one that may have sent on earlier streams needs a number. A stream that only a urds
+        node has begins with the hellos of both sides, which tell all that a probe asks for.
         """
         takes_hello = path.held and (self._context.lower or self._context.settings.npaths > 1)
-        if takes_hello or self.facts.kind is not PeerKind.UNKNOWN:
+        if takes_hello or path.acquainted or self.facts.kind is not PeerKind.UNKNOWN:
             return None
         path.probe_sent = True
         self._context.stats.probes += 1
