@@ -123,8 +123,8 @@ class ShmStreams:
         """Make the local end and send the other. Raises OSError."""
         ring_bytes = self._driver.settings.shared_memory_bytes
         port = 0
-        if rule is not None:
-            low, high = tcp.port_range()
+        if rule is not None:  # no port is taken: the number only names the path
+            low, high = tcp.PORT_RANGE_DEFAULT
             port = next(iter(rule.ports(range_low=low, range_high=high)), 0)
         make = self._make
         assert make is not None
@@ -165,7 +165,7 @@ class ShmStreams:
     # -- accepting
 
     def _accept(self, host: LocalAddressState, listener: socket) -> None:
-        """Accept pending shared-memory connections and read their greeting.
+        """Accept pending shared-memory connections and take their greetings.
 
         Then pause for as long as it took: a flood gets half of the thread's time at most.
         """
@@ -173,15 +173,8 @@ class ShmStreams:
         try:
             for _ in range(_ACCEPTS_PER_PASS):
                 control = shm.accept(listener)
-                if control is None:
-                    continue
-                if len(self._pending) >= _PENDING_MAX:
-                    control.close()
-                    continue
-                descriptor = control.fileno()
-                self._pending[descriptor] = _Pending(host, control, now_ns() + _ANSWER_NS)
-                greeted = partial(self._greeted, descriptor)
-                self._driver.watches.serve(descriptor, greeted, Interest.READ)
+                if control is not None:
+                    self._admit(_Pending(host, control, now_ns() + _ANSWER_NS))
         except BlockingIOError:
             self._watch(host, listener)
             return
@@ -190,14 +183,38 @@ class ShmStreams:
             return
         self._paused[host.address] = host, now_ns() + time.thread_time_ns() - began_ns
 
+    def _admit(self, pending: _Pending) -> None:
+        """Take a greeting that is here, as a rule with the connection; wait for one that is not."""
+        if self._take_greeting(pending):
+            return
+        if len(self._pending) >= _PENDING_MAX:
+            pending.control.close()
+            return
+        descriptor = pending.control.fileno()
+        self._pending[descriptor] = pending
+        greeted = partial(self._greeted, descriptor)
+        self._driver.watches.serve(descriptor, greeted, Interest.READ)
+
     def _greeted(self, descriptor: int) -> None:
         pending = self._pending.pop(descriptor)
+        if not self._take_greeting(pending):
+            pending.control.close()
+
+    def _take_greeting(self, pending: _Pending) -> bool:
+        """Read a greeting and accept its stream, or close what is none; false if none is here."""
+        try:
+            greeting, memory = shm.receive_greeting(pending.control)
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError):
+            pending.control.close()
+            return True
         with pending.control as control, suppress(OSError, ValueError):
-            greeting, memory = shm.receive_greeting(control)
             try:
                 self._accept_stream(pending.host, control, greeting, memory)
             finally:
                 os.close(memory)
+        return True
 
     def _accept_stream(
         self, host: LocalAddressState, control: socket, greeting: shm.Greeting, memory: int

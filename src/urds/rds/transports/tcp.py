@@ -29,7 +29,7 @@ _SIOCOUTQ = 0x5411
 _INT = Struct("i")
 _LINGER = Struct("ii")
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
-_PORT_RANGE_DEFAULT = (32768, 60999)
+PORT_RANGE_DEFAULT: Final = (32768, 60999)
 _UNSPECIFIED: Final = bytes(16)  # a socket address of family AF_UNSPEC
 
 
@@ -186,7 +186,7 @@ def port_range() -> tuple[int, int]:
         with open(_PORT_RANGE) as text:  # noqa: PTH123 - pathlib is not worth its import here
             low, high = map(int, text.read().split())
     except (OSError, ValueError):
-        return _PORT_RANGE_DEFAULT
+        return PORT_RANGE_DEFAULT
     return low, high
 
 

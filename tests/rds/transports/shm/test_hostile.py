@@ -279,3 +279,27 @@ def test_a_flood_at_the_listener_gets_a_turn_and_a_rest(
     assert not served
     ours.handle_timeout(ours.next_ns())
     assert len(served) == 1 and ours.next_ns() is None
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_greeting_is_read_with_its_connection_or_waited_for(
+    monkeypatch: pytest.MonkeyPatch, is_here: bool
+) -> None:
+    served: list[object] = []
+    driver: Any = SimpleNamespace(
+        settings=Settings(), watches=SimpleNamespace(serve=lambda *what: served.append(what))
+    )
+    ours: Any = shm_connect.ShmStreams(driver, None)
+    accepted: list[object] = []
+    monkeypatch.setattr(ours, "_accept_stream", lambda *what: accepted.append(what))
+    own, peer = ip_address("127.0.0.1"), ip_address("127.0.0.2")
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    memory = sealed_file("test", MEMORY_BYTES)
+    with near, far:
+        if is_here:
+            shm.send_greeting(far, shm.Greeting(peer, own, 0, RING_BYTES), memory)
+        ours._admit(shm_connect._Pending(SimpleNamespace(address=own), near, 0))
+        assert (len(accepted), len(served)) == ((1, 0) if is_here else (0, 1))
+        assert bool(ours._pending) is not is_here
+    os.close(memory)
