@@ -197,9 +197,14 @@ class Streams:
         self._connect_failed(attempt, attempt.index, failure)
 
     def request_call_back(self, host: LocalAddressState, peer: IPAddress) -> None:
+        """Ask the lower side to connect: by an offer of shared memory if it can be; else by TCP."""
+        self._driver.peers.note_attempt(PeerName(host.address, peer), "asking for a connection of")
+        if not self._driver.shm_streams.offer(host, peer):
+            self.request_call_back_by_tcp(host, peer)
+
+    def request_call_back_by_tcp(self, host: LocalAddressState, peer: IPAddress) -> None:
         """Connect without sending anything: the lower side answers by connecting itself."""
         driver, name = self._driver, PeerName(host.address, peer)
-        driver.peers.note_attempt(name, "asking for a connection of")
         stream = self._begin(host, peer, 0)
         if stream is None:
             return

@@ -4,6 +4,9 @@ A shm stream is tried before every TCP connection to a peer; without a listener 
 system call. It comes to its path as a TCP connection does, with the port that one would have, so
 the rules of connecting and of a stream's path are the same. Without a control socket of the peer's
 own user on this host, without an answer in time, after any other failure: TCP.
+
+The higher address, which can only request a call-back, offers the memory with its request. A lower
+side that connects because of it connects by taking the offer: one connection in place of two.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from typing import TYPE_CHECKING, Final
 from urds.common.passed_files import sealed_file
 from urds.common.records import record
 from urds.common.types import IPAddress
-from urds.rds.control.paths import SourcePortRule
+from urds.rds.control.paths import SourcePortRule, address_bytes
 from urds.rds.plane.contract import Interest
 from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import shm, tcp
+from urds.rds.transports.peer_history import PeerName
 
 if TYPE_CHECKING:
     from urds.rds.plane.native import ShmStream
@@ -35,6 +39,7 @@ _BLOCK_NS: Final = 60 * _S  # after a protocol error, before shm is tried again
 _PENDING_MAX: Final = 64
 _ACCEPTS_PER_PASS: Final = 64
 _EXHAUSTED_PAUSE_NS: Final = _S // 10  # when descriptors are used up
+_NO_STREAM: Final = 0  # no stream has this number
 _SHM_STREAMS_MAX: Final = 1024  # each takes two rings when it is busy; beyond it TCP
 
 
@@ -47,6 +52,17 @@ class _Dial:
     control: socket
     stream: ShmStream
     until_ns: int
+    is_offer: bool = False
+
+
+@record
+class _Offer:
+    """What a peer offers, for as long as its request for a call-back is dealt with."""
+
+    host: LocalAddressState
+    peer: IPAddress
+    control: socket
+    stream: ShmStream
 
 
 @record
@@ -67,6 +83,7 @@ class ShmStreams:
         self._listeners: dict[IPAddress, socket] = {}
         self._dials: dict[int, _Dial] = {}
         self._pending: dict[int, _Pending] = {}
+        self._offer: _Offer | None = None
         self._paused: dict[IPAddress, tuple[LocalAddressState, int]] = {}  # listeners, until when
         self._known: dict[tuple[IPAddress, IPAddress], ShmStream] = {}
         self._blocked_until_ns: dict[tuple[IPAddress, IPAddress], int] = {}
@@ -99,33 +116,43 @@ class ShmStreams:
         self, host: LocalAddressState, peer: IPAddress, index: int, rule: SourcePortRule | None
     ) -> bool:
         """Begin to connect; false without a listener. If it fails later, TCP is used then."""
+        return self._take_offer(host, peer, index, rule) or self._dial(host, peer, index, rule)
+
+    def offer(self, host: LocalAddressState, peer: IPAddress) -> bool:
+        """Request a call-back and offer the memory for it; false without a listener."""
+        return self._dial(host, peer, 0, None, is_offer=True)
+
+    def _dial(
+        self,
+        host: LocalAddressState,
+        peer: IPAddress,
+        index: int,
+        rule: SourcePortRule | None,
+        *,
+        is_offer: bool = False,
+    ) -> bool:
         if self._make is None or not self._may(host.address, peer):
             return False
         control = shm.connect(peer, self._driver.tcp.port)
         if control is None:
             return False
         try:
-            stream = self._greet(control, host.address, peer, rule)
+            stream = self._greet(control, host.address, peer, _port_of(rule))
         except OSError:
             control.close()
             return False
         descriptor = control.fileno()
+        until_ns = now_ns() + _ANSWER_NS
         self._dials[descriptor] = _Dial(
-            host, peer, index, rule, control, stream, now_ns() + _ANSWER_NS
+            host, peer, index, rule, control, stream, until_ns, is_offer
         )
         confined = self._driver.guard.confined(host, peer, lambda: self._answered(descriptor))
         self._driver.watches.serve(descriptor, confined, Interest.READ)
         return True
 
-    def _greet(
-        self, control: socket, local: IPAddress, peer: IPAddress, rule: SourcePortRule | None
-    ) -> ShmStream:
+    def _greet(self, control: socket, local: IPAddress, peer: IPAddress, port: int) -> ShmStream:
         """Make the local end and send the other. Raises OSError."""
         ring_bytes = self._driver.settings.shared_memory_bytes
-        port = 0
-        if rule is not None:  # no port is taken: the number only names the path
-            low, high = tcp.PORT_RANGE_DEFAULT
-            port = next(iter(rule.ports(range_low=low, range_high=high)), 0)
         make = self._make
         assert make is not None
         byte_count = make.memory_bytes(ring_bytes)  # type: ignore[attr-defined]  # of the class
@@ -151,16 +178,65 @@ class ShmStreams:
             data = dial.control.recv(len(shm.ANSWER))  # and not the doorbell behind it
         dial.control.close()  # the shm stream has its own descriptor of it
         connection = dial.host.endpoint.find(dial.peer)
-        if data != shm.ANSWER or connection is None:
+        port = shm.port_of_taker(data) if dial.is_offer else None
+        if connection is None or (port is None and data != shm.ANSWER):
             self._fall_back(dial)
-            return
-        number = self._keep(dial.host, dial.peer, dial.stream)
-        dial.host.endpoint.handle_connected(dial.peer, dial.index, number, now_ns(), is_urds=True)
+        elif not dial.is_offer:
+            number = self._keep(dial.host, dial.peer, dial.stream)
+            dial.host.endpoint.handle_connected(
+                dial.peer, dial.index, number, now_ns(), is_urds=True
+            )
+        elif port is not None:
+            number = self._keep(dial.host, dial.peer, dial.stream)
+            dial.host.endpoint.handle_accepted(number, dial.peer, port, now_ns(), is_urds=True)
+            connection.handle_call_back_requested(now_ns())
+        else:  # the request counts: the peer has a stream, or connects by itself
+            dial.stream.close()
+            connection.handle_call_back_requested(now_ns())
+            name = PeerName(dial.host.address, dial.peer)
+            self._driver.peers.note_called_back(name, closed=True)
 
     def _fall_back(self, dial: _Dial) -> None:
         dial.stream.close()
-        if dial.host.endpoint.find(dial.peer) is not None:
+        if dial.host.endpoint.find(dial.peer) is None:
+            return
+        if dial.is_offer:
+            self._driver.streams.request_call_back_by_tcp(dial.host, dial.peer)
+        else:
             self._driver.streams.connect_by_tcp(dial.host, dial.peer, dial.index, dial.rule)
+
+    # -- offers
+
+    def _consider(self, offer: _Offer) -> None:
+        """Pass a call-back request on; keep its stream if that leads to a `dial` at once."""
+        host, peer = offer.host, offer.peer
+        self._offer = offer
+        with self._driver.guard.confine(host, peer):
+            host.endpoint.handle_accepted(_NO_STREAM, peer, 0, now_ns(), is_urds=True)
+        self._driver.carry_out(host)
+        if self._offer is None:
+            return
+        self._offer = None
+        offer.stream.close()
+        offer.control.send(shm.ANSWER, MSG_NOSIGNAL)
+
+    def _take_offer(
+        self, host: LocalAddressState, peer: IPAddress, index: int, rule: SourcePortRule | None
+    ) -> bool:
+        """Connect by the memory that the peer offers at this moment, if it does."""
+        offer = self._offer
+        if offer is None or offer.host is not host or offer.peer != peer:
+            return False
+        answer = shm.taken(_port_of(rule))
+        try:
+            if offer.control.send(answer, MSG_NOSIGNAL) != len(answer):
+                return False
+        except OSError:
+            return False
+        self._offer = None
+        number = self._keep(host, peer, offer.stream)
+        host.endpoint.handle_connected(peer, index, number, now_ns(), is_urds=True)
+        return True
 
     # -- accepting
 
@@ -234,6 +310,9 @@ class ShmStreams:
             local=(host.address, self._driver.tcp.port),
             peer=(peer, greeting.source_port),
         )
+        if address_bytes(host.address) < address_bytes(peer):
+            self._consider(_Offer(host, peer, control, stream))
+            return
         if control.send(shm.ANSWER, MSG_NOSIGNAL) != len(shm.ANSWER):
             stream.close()
             return
@@ -310,3 +389,11 @@ class ShmStreams:
         self._dials.clear()
         self._pending.clear()
         self._paused.clear()
+
+
+def _port_of(rule: SourcePortRule | None) -> int:
+    """Return a port by the rule: the number only names the path, so none is taken; 0 without."""
+    if rule is None:
+        return 0
+    low, high = tcp.PORT_RANGE_DEFAULT
+    return next(iter(rule.ports(range_low=low, range_high=high)), 0)

@@ -7,6 +7,9 @@ checks it and answers; from then on the connection carries nothing but the doorb
 the end of the process. Both sides ask the system for the user of the other process. Any mismatch
 ends the connection, and the connecting side uses TCP. `runtime.shm_connect` decides when to connect
 and when to use TCP; the memory is that of docs/protocol/shm-stream.md.
+
+The higher address connects too, where it would request a call-back: what it greets with is an
+*offer*. Who takes it answers with the port that its own connection would have come from.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ VERSION: Final = 2
 #                        magic version port ring family local scope peer scope
 _GREETING: Final = Struct(">8s H H I B 16s I 16s I")
 ANSWER: Final = Struct(">8s H").pack(_MAGIC, VERSION)
+_TAKEN: Final = Struct(">8s H")  # the magic of an answer to an offer, and the port of its taker
+_TAKEN_MAGIC: Final = b"urdstake"
+assert _TAKEN.size == len(ANSWER)
 _CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
 _BACKLOG: Final = 64
 _DESCRIPTORS_MAX: Final = 4  # that are looked at; one is expected
@@ -120,6 +126,19 @@ def packed(greeting: Greeting) -> bytes:
         *packed_of(greeting.local),
         *packed_of(greeting.peer),
     )
+
+
+def taken(port: int) -> bytes:
+    """Return the answer of who takes an offer, with its port."""
+    return _TAKEN.pack(_TAKEN_MAGIC, port)
+
+
+def port_of_taker(answer: bytes) -> int | None:
+    """Return the port of who took an offer; None if that is not what an answer says."""
+    if len(answer) != _TAKEN.size:
+        return None
+    magic, port = _TAKEN.unpack(answer)
+    return int(port) if magic == _TAKEN_MAGIC else None
 
 
 def receive_greeting(control: socket.socket) -> tuple[Greeting, int]:

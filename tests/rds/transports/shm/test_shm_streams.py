@@ -16,6 +16,8 @@ from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import Node
 from tests.support.waiting import ends_with, wait_until
 from urds.rds.plane.contract import Carrier
+from urds.rds.runtime.shm_connect import ShmStreams
+from urds.rds.transports import shm, tcp
 
 LONG_BYTES = 1 << 20
 
@@ -63,6 +65,59 @@ def test_messages_of_all_lengths_go_through_memory(lab: Lab, order: str) -> None
     assert row.transport is Carrier.SHARED_MEMORY
     assert {row.local_stream[0], row.peer_stream[0]} == {node.address, other.address}
     assert carrier(other, node.address) is Carrier.SHARED_MEMORY
+
+
+@pytest.mark.parametrize("order", ["lower", "higher"])
+def test_one_connection_makes_a_stream_whichever_side_wants_it(
+    lab: Lab, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The higher side brings the memory with its request for a call-back."""
+    begun: list[object] = []
+    for module in (shm, tcp):
+        real = module.connect
+
+        def connect(*ends: Any, real: Any = real) -> Any:
+            begun.append(ends)
+            return real(*ends)
+
+        monkeypatch.setattr(module, "connect", connect)
+    node, other = lab.own_pair(order)
+    node.send(b"first", other.address)
+    assert take(other, 1) == [b"first"]
+    assert carrier(node, other.address) is carrier(other, node.address) is Carrier.SHARED_MEMORY
+    assert len(begun) == 1
+
+
+def refuse_offers(offered: ShmStreams, *_: object) -> None:
+    """Break the connection of an offer, as a process that knows none might."""
+    raise ConnectionAbortedError
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [("_take_offer", lambda *_: False), ("_consider", refuse_offers)],
+    ids=["requested", "refused"],
+)
+def test_an_offer_that_is_not_taken_is_a_request_all_the_same(
+    lab: Lab, method: str, instead: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version takes it for one; who closes it without a word is asked over TCP."""
+    monkeypatch.setattr(ShmStreams, method, instead)
+    node, other = lab.own_pair("higher")
+    node.send(b"first", other.address)
+    assert take(other, 1) == [b"first"]
+    assert carrier(node, other.address) is Carrier.SHARED_MEMORY
+
+
+@pytest.mark.parametrize("order", ["lower", "higher"])
+def test_offers_and_dials_that_cross_leave_one_stream(lab: Lab, order: str) -> None:
+    node, other = lab.own_pair(order)
+    for round_number in range(8):
+        text = b"%d" % round_number
+        node.send(text, other.address)
+        other.send(text, node.address)
+        assert (take(other, 1), take(node, 1)) == ([text], [text])
+        (node if round_number % 2 else other).backend._driver.break_connections()
 
 
 def test_messages_that_cross_with_breaks_come_once_and_in_order(lab: Lab) -> None:
