@@ -17,6 +17,7 @@ from typing import Final
 from urds.dask.wire import Hello
 
 _START_TIME_FIELD: Final = 22  # of /proc/PID/stat. Source: proc_pid_stat(5)
+_STAT_BYTES_MAX: Final = 4096  # of that file; it has some 300
 _AFTER_NAME: Final = 3  # the first field after the name, which may hold blanks and parentheses
 UNKNOWN_HOST: Final = bytes(16)
 
@@ -39,8 +40,9 @@ def can_watch(own: Hello, peer: Hello) -> bool:
 
 
 def _start_time(pid: int) -> int:
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    return int(stat.rpartition(")")[2].split()[_START_TIME_FIELD - _AFTER_NAME])
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:  # noqa: PTH123 - read at each comm
+        text = stat.read(_STAT_BYTES_MAX)
+    return int(text.rpartition(b")")[2].split()[_START_TIME_FIELD - _AFTER_NAME])
 
 
 class Watches:

@@ -178,7 +178,7 @@ class RDSConnector(Connector, RequireEncryptionMixin):
         if not host or not port:
             raise ValueError(f"{self.prefix}{address} is no address to connect to")
         host = await _literal(host)
-        endpoint = endpoints().towards(host, limits(), host_array)
+        endpoint = endpoints().towards(host, limits, host_array)
         link = endpoint.open((host, port))
         try:
             await link.opened()
@@ -226,13 +226,13 @@ class RDSListener(BaseListener, RequireEncryptionMixin):
         if host in _WILDCARDS:
             host = ensure_concrete_host(host, default_host=self.default_host)
         host = await _literal(host)
-        first = endpoints().listening(host, self.port, limits(), host_array)
+        first = endpoints().listening(host, self.port, limits, host_array)
         self._address = first.address
         self._endpoints.append(first)
         if self.host in _WILDCARDS and not local.are_loopback(host, host):
             port = first.address[1]
             with suppress(OSError):
-                second = endpoints().listening("127.0.0.1", port, limits(), host_array)
+                second = endpoints().listening("127.0.0.1", port, limits, host_array)
                 self._endpoints.append(second)
         for endpoint in self._endpoints:
             endpoint.listen(self._accepted)

@@ -341,21 +341,28 @@ class Endpoints:
         self.watches = Watches(loop)
         self._endpoints: dict[Address, Endpoint] = {}
 
-    def listening(self, host: str, port: int, limits: Limits, allocate: Allocate) -> Endpoint:
-        """Return an endpoint for a listener. Raises OSError."""
+    def listening(
+        self, host: str, port: int, limits: Callable[[], Limits], allocate: Allocate
+    ) -> Endpoint:
+        """Return an endpoint for a listener; a new one asks for its limits. Raises OSError."""
         known = self._endpoints.get((host, port))
         if known is not None and not known.is_listening:  # its listener stopped, sessions live
             return known
         farewells.close_at((host, port))
-        return self._add(local.open_listening(host, port), limits, allocate)
+        chosen = limits()
+        return self._add(local.open_listening(host, port), chosen, allocate)
 
-    def towards(self, host: str, limits: Limits, allocate: Allocate) -> Endpoint:
-        """Return an endpoint from which a host can be reached, one that is here if possible."""
+    def towards(self, host: str, limits: Callable[[], Limits], allocate: Allocate) -> Endpoint:
+        """Return an endpoint from which a host can be reached, one that is here if possible.
+
+        A new one asks for its limits. Raises OSError.
+        """
         source = local.source_towards(host)
         for (own, _), endpoint in self._endpoints.items():
             if own in (source, host) or local.are_loopback(own, source):
                 return endpoint
-        return self._add(local.open_towards(host), limits, allocate)
+        chosen = limits()
+        return self._add(local.open_towards(host), chosen, allocate)
 
     def drop(self, endpoint: Endpoint) -> None:
         """Take note that an endpoint was closed."""

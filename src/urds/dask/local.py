@@ -11,6 +11,7 @@ import errno
 import random
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from ipaddress import IPv4Address, ip_address
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Final
@@ -66,7 +67,9 @@ def open_towards(peer: str) -> Socket:
 
 
 def source_towards(peer: str) -> str:
-    """Return the local address that the routes name for a peer."""
+    """Return the local address that the routes name for a peer; a loopback address is its own."""
+    if _is_loopback4(peer):
+        return peer
     from distributed.utils import get_ip, get_ipv6
 
     found = get_ip(peer) if ip_address(peer).version == 4 else get_ipv6(peer)
@@ -136,6 +139,7 @@ def _is_held(refused: OSError, port: int) -> bool:
     return reason is ErrorReason.ADDRESS_HELD_BY_PROCESS or not port
 
 
+@lru_cache(maxsize=1024)  # each comm asks for both ends
 def _is_loopback4(host: str) -> bool:
     address = ip_address(host)
     return address.version == 4 and address.is_loopback
