@@ -18,13 +18,12 @@ _T = TypeVar("_T")
 _NONE_GIVEN: Final[Any] = object()  # None may be a default
 _FIELDS: Final = "__record_fields__"
 _BEFORE_COMPILED: Final = 100  # instances
-_set: Final = object.__setattr__  # of a frozen record too
 
 
 class Field:
     """One field of a record; attributes have the names of `dataclasses.Field`."""
 
-    __slots__ = ("default", "default_factory", "init", "kw_only", "metadata", "name", "type")
+    __slots__ = ("default", "default_factory", "init", "kw_only", "metadata", "name", "put", "type")
 
     def __init__(
         self, default: Any, default_factory: Any, init: bool, metadata: Mapping[str, Any]
@@ -32,6 +31,7 @@ class Field:
         self.name = ""
         self.type: Any = None
         self.kw_only = False
+        self.put: Any = None  # (record, value): sets it, of a frozen record too
         self.default, self.default_factory = default, default_factory
         self.init, self.metadata = init, metadata
 
@@ -104,6 +104,8 @@ def _made(kind: Any, *, frozen: bool, kw_only: bool, eq: bool) -> Any:
     _add_methods(namespace, tuple(every), frozen=frozen, eq=eq)
     made: Any = type(kind)(kind.__name__, kind.__bases__, namespace)
     made.__qualname__ = kind.__qualname__
+    for name, one in every.items():
+        one.put = getattr(made, name).__set__
     if "__init__" not in namespace:
         made.__init__ = _first_init(made, every, positional, frozen=frozen)
     if frozen:
@@ -177,15 +179,17 @@ def _first_init(
     To compile it costs as much as more than a hundred; most records of a process have fewer.
     """
     left = _BEFORE_COMPILED
+    in_order = [every[name] for name in positional]
+    has_more = hasattr(made, "__post_init__")
 
     def first(self: Any, *values: Any, **named: Any) -> None:
         nonlocal left
         left -= 1
         # Or the compiled one raises the right TypeError.
-        if left < 0 or not _filled(self, every, positional, values, named):
+        if left < 0 or not _filled(self, every, in_order, values, named):
             made.__init__ = compiled = _compiled_init(made, frozen=frozen)
             compiled(self, *values, **named)
-        elif hasattr(made, "__post_init__"):
+        elif has_more:
             self.__post_init__()
 
     return first
@@ -194,29 +198,29 @@ def _first_init(
 def _filled(
     self: Any,
     every: Mapping[str, Field],
-    positional: Sequence[str],
+    in_order: Sequence[Field],
     values: Sequence[Any],
     named: Mapping[str, Any],
 ) -> bool:
     """Set the fields as a compiled `__init__` does; false, half done, for wrong arguments."""
-    if len(values) > len(positional):
+    if len(values) > len(in_order):
         return False
-    for name, value in zip(positional, values, strict=False):
-        _set(self, name, value)
+    for one, value in zip(in_order, values, strict=False):
+        one.put(self, value)
     if len(values) == len(every):
         return not named
-    given = positional[: len(values)]
+    given = in_order[: len(values)]
     taken = 0
     for name, one in every.items():
-        if name in given:
+        if one in given:
             continue
         if one.init and name in named:
-            _set(self, name, named[name])
+            one.put(self, named[name])
             taken += 1
         elif one.default_factory is not _NONE_GIVEN:
-            _set(self, name, one.default_factory())
+            one.put(self, one.default_factory())
         elif one.default is not _NONE_GIVEN:
-            _set(self, name, one.default)
+            one.put(self, one.default)
         elif one.init:
             return False
     return taken == len(named)

@@ -12,6 +12,7 @@ docs/reference/linux-peer-notes.md 1, 3 (observed with linux v6.1, v6.12, v7.2).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from urds.common.records import record, replace
@@ -261,6 +262,7 @@ class Handshakes:
             self._context.emit(RememberHandshake(self._context.peer, self.facts.generation))
 
 
+@lru_cache(maxsize=16)  # the same for every peer
 def emit_ours(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:
     """Return this node's handshake, 16 bytes; the generation is for urds nodes only.
 
