@@ -605,9 +605,11 @@ def test_connections_over_rdma_are_found_and_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_no_process_to_ask_is_exit_code_1(tmp_path: Path) -> None:
-    done = urds("info", changes={"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert (done.code, done.out) == (1, "")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_no_process_to_ask_is_exit_code_1(options: tuple[str, ...], tmp_path: Path) -> None:
+    done = urds("info", *options, changes={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert done.code == 1
+    assert json.loads(done.out)["processes"] == [] if options else done.out == ""
     assert done.err == (
         "urds info: no urds socket is bound in any process of this user,"
         f" by what is in {tmp_path}/urds (info_directory)\n"

@@ -252,7 +252,7 @@ def run(options: InfoOptions) -> Exit:
         options = replace(options, tables=_SUMMARY, nonzero=True)
     found = document(reports, options)
     output.document({"totals": totals(reports), **found} if is_summary else found)
-    if not reports and not silent and not options.json_wanted:
+    if not reports and not silent:
         where = "any process" if options.all_users else "any process of this user"
         where = f"process {options.pid}" if options.pid else where
         if (directory := processes.named_directory()) != AUTO:
