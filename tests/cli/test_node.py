@@ -11,7 +11,9 @@ import pytest
 from tests.cli.commands import ROOT, urds
 from tests.rds.node.conftest import WAIT_S, StartNode, start_node  # noqa: F401 - a fixture
 from tests.support import planes
+from urds.rds.node import commands
 from urds.rds.plane.choose import PYTHON
+from urds.rds.runtime import node_requests
 
 UNITS = ROOT / "deploy" / "systemd"
 
@@ -34,6 +36,24 @@ def test_what_an_ended_node_left_is_no_node(tmp_path: Path) -> None:
         1,
         f"urds node: no node at {place}: start one with `urds node --socket {place}`\n",
     )
+
+
+def test_a_node_that_does_not_answer_is_told_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose worker hangs: only a signal to the supervisor goes past it."""
+    place = str(tmp_path / "node.sock")
+    monkeypatch.setitem(node_requests.ask.__kwdefaults__, "answer_wait_s", 0.01)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(place)
+        silent.listen()
+        for command in (commands.status, commands.upgrade, commands.stop):
+            with pytest.raises(TimeoutError) as late:
+                command(place)
+            assert late.value.strerror == (
+                f"no answer from the node at {place}: its worker hangs or is stopped,"
+                " SIGHUP to its supervisor replaces it"
+            )
 
 
 def test_what_is_no_socket_is_told(tmp_path: Path) -> None:

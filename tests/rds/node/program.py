@@ -4,6 +4,7 @@ import json
 import sys
 
 from urds.cli.output import Exit, guarded
+from urds.rds.node import supervisor
 from urds.rds.node.start import StartOptions, serve
 from urds.rds.node.supervisor import DEATHS_MAX
 
@@ -14,6 +15,8 @@ def main() -> int:
     """Run it as the command does."""
     values = json.loads(sys.argv[1])
     worker = tuple(values.pop("worker", WORKER))
+    # Its own is longer than a test has time for.
+    vars(supervisor)["_END_WAIT_S"] = values.pop("end_wait_s", supervisor._END_WAIT_S)
     deaths_max = values.pop("deaths_max", DEATHS_MAX)
 
     def run() -> Exit:

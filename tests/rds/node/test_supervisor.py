@@ -135,6 +135,18 @@ def test_a_fork_server_that_hangs_is_replaced(start_node: StartNode) -> None:
         os.kill(before["fork_server"], 0)
 
 
+def test_a_worker_that_hangs_is_replaced_by_sighup(start_node: StartNode) -> None:
+    """No request goes past such a worker, that of an upgrade neither."""
+    node = start_node(end_wait_s=0.1)
+    end = node.open()
+    before = node.status()["worker"]
+    os.kill(before, signal.SIGSTOP)
+    node.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: node.has_told("worker-upgraded"))
+    assert node.status()["worker"] != before
+    assert node.ask(RequestOp.FIND, end)
+
+
 def test_a_configuration_counts_from_the_upgrade_on(start_node: StartNode) -> None:
     """What a worker is forked with was read by the fork server, whatever the file says now."""
     node = start_node("[quota]\nsockets = 1\n")

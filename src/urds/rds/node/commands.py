@@ -38,6 +38,11 @@ def _naming(place: str) -> Iterator[None]:
             text = f"a node serves no uid {OVERFLOW_UID}, which stands for every unmapped user"
         elif failure.errno == errno.EACCES:
             text = f"{place}: {text} (node.socket_mode)"
+        elif failure.errno == errno.ETIMEDOUT:
+            text = (
+                f"no answer from the node at {place}: its worker hangs or is stopped,"
+                " SIGHUP to its supervisor replaces it"
+            )
         elif failure.errno == errno.EPROTO:
             text = f"the node at {place} is of another release: {text}"
         raise OSError(failure.errno, text) from failure
