@@ -12,8 +12,11 @@ import urds
 from tests.health.sources import ROOT
 
 HEAD = """
+import ssl
 from typing import assert_type
 import urds
+from urds import rsocket
+from urds.rsocket import tls
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 sock = urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
@@ -46,6 +49,11 @@ assert_type(urds.configure(npaths=4, wmem_max="5M", allow=["10.0.0.0/8"]), urds.
 urds.configure(rds_tcp_sndbuf="64KiB", linger_s=1, shared_memory=False)
 assert_type(urds.stats(), dict[str, int])
 assert_type(urds.ErrorReason(1), urds.ErrorReason)
+listener = rsocket.create_server(peer)
+stream = rsocket.create_connection(peer, timeout=1)
+assert_type(listener.accept()[0], rsocket.StreamSocket)
+assert_type(tls.wrap_socket(ssl.create_default_context(), stream), tls.TlsSocket)
+assert_type(tls.wrap_socket(ssl.create_default_context(), listener).accept()[0], tls.TlsSocket)
 """
 # Each line is an error of the type checker, and, where it can be tried, raises at run time.
 BAD = """

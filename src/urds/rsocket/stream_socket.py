@@ -502,7 +502,7 @@ def create_connection(
     source_address: tuple[str, int] | None = None,
     *,
     all_errors: bool = False,
-) -> Socket:
+) -> StreamSocket:
     """Connect to a host and port, trying each address of the host; return the socket.
 
     `timeout`, in seconds, bounds each attempt and stays the socket's; not given it is the default.
@@ -512,7 +512,7 @@ def create_connection(
     problems: list[OSError] = []
     for family, _, _, _, name in system.getaddrinfo(host, port, type=system.SOCK_STREAM):
         try:
-            made = Socket(family)
+            made = StreamSocket(family)
         except OSError as error:
             problems.append(error)
             continue
@@ -541,7 +541,7 @@ def create_server(
     backlog: int | None = None,
     reuse_port: bool = False,
     dualstack_ipv6: bool = False,
-) -> Socket:
+) -> StreamSocket:
     """Return a socket that listens at an address, of which a closed one may be a moment ago.
 
     `dualstack_ipv6`: at `::`, for IPv4 clients too. Raises ValueError if the family is another;
@@ -549,7 +549,7 @@ def create_server(
     """
     if dualstack_ipv6 and family != system.AF_INET6:
         raise ValueError("dualstack_ipv6 requires the IPv6 family")
-    made = Socket(family)
+    made = StreamSocket(family)
     try:
         made.setsockopt(system.SOL_SOCKET, system.SO_REUSEADDR, 1)
         if reuse_port:
