@@ -4,6 +4,7 @@ import errno
 import http.client
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -108,6 +109,15 @@ def test_a_backlog_may_be_none_or_a_number() -> None:
             create_connection(listener.getsockname(), WAIT_S),
         ):
             listener.accept()[0].close()
+
+
+@pytest.mark.parametrize("backlog", [-1, 0, 1, 2])
+def test_one_more_than_the_backlog_waits_to_be_accepted(backlog: int) -> None:
+    """So many connect to a TCP listener of Linux before it accepts."""
+    with ExitStack() as opened:
+        listener = opened.enter_context(create_server((HOST, 0), backlog=backlog))
+        for _ in range(max(backlog, 0) + 1):
+            opened.enter_context(create_connection(listener.getsockname(), WAIT_S))
 
 
 def test_a_port_is_not_shared() -> None:

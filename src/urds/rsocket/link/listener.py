@@ -127,7 +127,8 @@ class StreamListener:
         self.settings = settings
         self.on_change: Callable[[], None] | None = None
         self.refused = 0  # requests that were none of an rsocket
-        self._backlog = max(1, min(backlog, BACKLOG_MAX))
+        # TCP lets one more wait. Source: linux v6.12 include/net/sock.h sk_acceptq_is_full.
+        self._backlog = min(max(0, backlog), BACKLOG_MAX) + 1
         self._links: deque[StreamLink] = deque()
         self._answered: set[StreamLink] = set()  # and not established yet
         # By device, each guarded by its lock: locks of two devices are never held together here.
