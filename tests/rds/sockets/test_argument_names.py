@@ -3,6 +3,7 @@
 import inspect
 import re
 import socket
+from typing import Any
 
 import pytest
 
@@ -45,3 +46,14 @@ def test_a_call_with_too_many_arguments_tells_none_either(name: str, new_socket:
     with pytest.raises(TypeError) as caught:
         getattr(new_socket(1), name)(1, 2, 3, 4, 5)
     assert INTERNAL.search(str(caught.value)) is None, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [["127.0.0.1", 1], ([], 1), bytearray(16), memoryview(bytearray(16))]
+)
+def test_what_is_no_address_is_told_in_the_words_of_the_socket_module(
+    given: Any, new_socket: NewSocket
+) -> None:
+    """What cannot be a key of a table, too."""
+    with pytest.raises(TypeError, match=r"sendto\(\): AF_RDS address must be "):
+        new_socket(1).sendto(b"", given)

@@ -164,7 +164,10 @@ class Mailbox:
         sends, state = self.sends, self._state
         if state.holds_lock():
             self._progress.refuse_reentry()
-        target = sends.targets.get(address) or sends.new_target(address)
+        try:
+            target = sends.targets.get(address) or sends.new_target(address)
+        except (TypeError, ValueError):  # cannot be a key, so is no address: that is what to say
+            target = sends.new_target(address)
         if looks_again:
             target = Target(target.peer, target.port)
         try:
