@@ -54,6 +54,7 @@ class Plan:
     to_itself: bool = False
     ipv6: bool = False
     credits: bool = False  # everywhere; else here and there
+    healed_ns: int = HEALED_NS  # after which what is not done never will be
 
 
 def plan_of(random: Random) -> Plan:
@@ -378,7 +379,7 @@ class World:
             self._check_tables(node)
 
     def _send_last(self, source: SimNode, mailbox: Mailbox, target: SimNode, port: int) -> None:
-        end_ns = self.network.now_ns + HEALED_NS
+        end_ns = self.network.now_ns + self.plan.healed_ns
         while not self.work.send(source, mailbox, target, port, plain=True):
             self.pass_time(50 * MS)
             self.work.receive_all()
@@ -389,7 +390,7 @@ class World:
 
     def finish_pass(self) -> None:
         """Let time pass until nothing is left to be sent or taken."""
-        end_ns = self.network.now_ns + HEALED_NS
+        end_ns = self.network.now_ns + self.plan.healed_ns
         while True:
             self.pass_time(20 * MS)
             self.work.receive_all()
