@@ -87,6 +87,9 @@ OVER_NODES = (
     "tests/rds/aio",
     "tests/rds/fairness/test_over_a_node.py",
 )
+# Tests with seeds; of the folders above all seeds run on the other plane.
+SEEDED = ("tests/sim", "tests/parity/test_random_crossings.py", "tests/parity/test_rdma_frames.py")
+LONGER = {"TEST_CANCELS": "1000"}  # what is short in `make test`
 HYPOTHESIS = ("tests/property", "tests/verbs", "tests/dat")
 
 
@@ -139,10 +142,10 @@ def beyond(plane: str) -> Iterator[Part]:
     """Yield the other plane in full, sockets over nodes, the other seeds, and more examples."""
     if plane == NATIVE:
         marks = f"{LEFT_OUT} and not rates and not reference"
-        yield Part("beyond-python", PYTHON, SEES_A_PLANE, marks)
-        attached = {"TEST_BACKEND": "attached"}
+        yield Part("beyond-python", PYTHON, SEES_A_PLANE, marks, variables=LONGER)
+        attached = {"TEST_BACKEND": "attached", **LONGER}
         yield Part("beyond-attached", NATIVE, OVER_NODES, marks, variables=attached)
-    yield Part("beyond-seeds", plane, ("tests/sim",), options=("--seeds", f"{SEEDS}:"))
+    yield Part("beyond-seeds", plane, SEEDED, options=("--seeds", f"{SEEDS}:"))
     thorough = {"TEST_HYPOTHESIS": "thorough"}
     yield Part("beyond-examples", plane, HYPOTHESIS, "hypothesis", variables=thorough)
 
