@@ -169,7 +169,8 @@ class Node:
     def __enter__(self) -> "Node":
         """Wait until it answers. Raises Stopped."""
         until_s = time.monotonic() + _COMMAND_S_MAX
-        while self.command(self.build, "status").returncode != 0:
+        # The command is a process that takes as long as the node's own beginning.
+        while not Path(self.place).exists() or self.command(self.build, "status").returncode != 0:
             if self._process.poll() is not None or time.monotonic() > until_s:
                 raise Stopped(Result.FAILED, f"the node does not begin: {self.log()[-300:]}")
             time.sleep(_STEP_S)
