@@ -42,10 +42,11 @@ def test_a_script(name: str, programs: Programs, tmp_path: Path) -> None:
     assert outcomes[0][0] == 0
 
 
+@pytest.mark.slow
 def test_tests_of_this_project(programs: Programs, tmp_path: Path) -> None:
-    """Not those of sockets: theirs would be the node's."""
+    """Not those of sockets: theirs would be the node's; and few that compute alone."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT]
-    chosen = ["tests/common/test_passed_files.py", "tests/rds/wire", "tests/verbs/engine"]
+    chosen = ["tests/common/test_passed_files.py", "tests/rds/wire"]
     outcomes = []
     for variables in (dict(os.environ), programs.variables()):
         done = subprocess.run(
