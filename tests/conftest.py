@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.support import places, planes
+from tests.support import order, places, planes
 from tools.rules import Results, known_ids
 
 LOOKS_WITHIN_NS = 60 * 10**9
@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if _is_kept(item, seeds)]
     planes.leave_out(items)
+    if hasattr(config, "workerinput"):
+        order.begin_with_long_files(items)
     known = known_ids()
     for item in items:
         for rule in (rule for mark in item.iter_markers("rule") for rule in mark.args):

@@ -10,8 +10,9 @@ which get ten times the examples the second time. The compiled plane is the one 
 it can be built. Each part writes a JUnit file to `.reports`; a part that ends with a failure does
 not keep the others from running, and the exit code is the worst of all.
 
-Each file of tests has addresses of its own, so files run beside each other (`--dist loadfile`); the
-tests marked `rates` compare what several senders get of a machine, and run last, one by one.
+Each file of tests has addresses of its own, so files run beside each other (`--dist loadfile`), the
+long ones first (`tests/support/order.py`); the tests marked `rates` compare what several senders
+get of a machine, and run last, one by one.
 """
 
 import argparse
@@ -160,7 +161,7 @@ def run(part: Part, pytest: list[str], end_s: float) -> int:
     """
     command = [*pytest, "-m", part.marks, f"--junitxml={REPORTS / part.name}.xml"]
     if part.workers:
-        command += ["-n", str(part.workers), "--dist", "loadfile"]
+        command += ["-n", str(part.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     command += [f"--maxfail={MAXFAIL}", *part.options, *part.paths]
     print(f"{part.name}: {', '.join(part.paths)} on the {part.plane} plane", flush=True)
     started_s = time.monotonic()

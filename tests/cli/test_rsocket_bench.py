@@ -129,6 +129,7 @@ def test_what_a_lock_and_a_clock_cost_is_measured_without_their_counting() -> No
     assert done.stdout.split() == ["0", "True"]
 
 
+@pytest.mark.slow
 def test_the_study_has_its_problems_in_a_table_of_markdown() -> None:
     done = urds(*BENCH, "study", "20", "--device", "shm", *SHORT)
     assert (done.code, done.err) == (0, "")

@@ -24,6 +24,7 @@ def all_rows() -> list[NodeRow]:
     return rows_between(TREE, TREE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", all_rows(), ids=lambda row: f"{row.carrier.name}, {row.connects}")
 def test_each_works_or_ends_with_its_errno(row: NodeRow) -> None:
     verdict = row.run(limit_s=LIMIT_S)

@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.order import begin_with_long_files
 from tools import environment, rules, summary
 from tools.rules import Results, Rule, state
 from tools.summary import Counts
@@ -169,3 +171,17 @@ def test_a_target_keeps_the_exit_code_of_its_command() -> None:
     root = Path(environment.__file__).resolve().parents[1]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert (done.returncode, done.stdout) == (7, "check: 0 s of 60 s\n")
+
+
+def test_workers_begin_with_long_files() -> None:
+    class Item:
+        def __init__(self, name: str, *, is_slow: bool = False) -> None:
+            self.path, self._is_slow = Path(name), is_slow
+
+        def get_closest_marker(self, name: str) -> object:
+            return name if self._is_slow and name == "slow" else None
+
+    items: list[Any] = [Item("few"), Item("many"), Item("many"), Item("long", is_slow=True)]
+    items += [Item("many"), Item("long")]
+    begin_with_long_files(items)
+    assert [item.path.name for item in items] == ["long", "long", "many", "many", "many", "few"]

@@ -20,6 +20,7 @@ SEEDS_PER_SHARE = 1000  # more than a share makes worlds
 DIFFERED = (1000290, 1000815, 1000858, 2000804, 50000042, 50005769, 50042499, 60032497)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=f"no compiled plane: {missing()}")
 @pytest.mark.parametrize("seed", range(SHARES))
 def test_random_calls_and_bytes_come_out_alike(seed: int) -> None:

@@ -98,6 +98,7 @@ def test_many_connections_leave_nothing(device: str) -> None:
         assert grown(before) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("rsocket-problem-connections")
 @pytest.mark.parametrize("device", DEVICES)
 def test_memory_is_as_it_was(device: str) -> None:

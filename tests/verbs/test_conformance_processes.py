@@ -101,6 +101,7 @@ def test_everything_goes_between_two_processes(world: World, make_peer: MakePeer
     assert side.mr.read(512, 2048) == after + data[8:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("role", "seed"), [("echo", 0), ("flood", 1), ("echo", 2), ("flood", 3)])
 def test_a_peer_killed_at_any_point_fails_the_work_and_nothing_else(
     world: World, make_peer: MakePeer, role: str, seed: int

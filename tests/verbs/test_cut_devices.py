@@ -119,6 +119,7 @@ def receive(scene: Scene) -> None:
     scene.right.adapter.wait(is_ready, WAIT_NS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [receive, Scene.send])
 def test_a_cut_connection_goes_on_or_ends(scene: Scene, act: Callable[[Scene], None]) -> None:
     steps = through_all_steps(lambda: act(scene), scene.check, within=WITHIN)

@@ -140,6 +140,7 @@ def seed() -> int:
     return seed
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("link", ["within", "between"])
 async def test_cancelled_scopes_lose_and_double_nothing(

@@ -134,6 +134,7 @@ def check_kept(here: Survivor, kept: list[tuple[int, int, int]]) -> None:
     assert not here.backend.counters()["control_faults"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_lower", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)

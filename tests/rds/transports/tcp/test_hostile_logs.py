@@ -19,6 +19,7 @@ LINES_MAX = 20  # of a text: ten in each of the two windows that the time of an 
 _VALUES = re.compile(r"127\.\S+|\d+")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_costs_a_few_lines(lab: Lab, name: str) -> None:
     node = lab.process(NODE)
