@@ -4,11 +4,12 @@ A test names the rules that it shows with `@pytest.mark.rule("rds7-bind-once")`.
 go to `.reports/rules.json`, from which `tools/conformance.py` writes `docs/conformance.md`.
 """
 
+import gc
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -46,6 +47,21 @@ def pytest_configure(config: pytest.Config) -> None:
     planes.choose()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RuleResults())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is collected out of the garbage collector's sight.
+
+    Half a million objects live as long as the process: each `gc.collect()` of a test would visit
+    all of them, for half a second on a slow machine.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
