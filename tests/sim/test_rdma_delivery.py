@@ -58,8 +58,9 @@ def test_a_seed_gives_the_same_world_twice() -> None:
 
 
 def test_much_goes_wrong() -> None:
-    """Worlds in which nothing happens would prove nothing."""
+    """Worlds in which nothing happens would prove nothing; it ends with what comes last."""
     happened: Counter[str] = Counter()
+    missing = {*EXPECTED, *COUNTED, *(status.name for status in RdmaStatus), "pongs", "lost"}
     for seed in range(40):
         world = World(seed, None if seed % 10 else VISITORS)
         world.run()
@@ -67,8 +68,10 @@ def test_much_goes_wrong() -> None:
         happened.update(status.name for status in world.judge.statuses)
         happened.update({"pongs": world.judge.pongs, "lost": world.network.datagrams_lost})
         happened.update({name: world.counted(name) for name in COUNTED})
-    expected = {*EXPECTED, *COUNTED, *(status.name for status in RdmaStatus), "pongs", "lost"}
-    missing = {name for name in expected if not happened[name]}
+        missing = {name for name in missing if not happened[name]}
+        if not missing:
+            break
+    print(f"seed {seed} has the last of them")
     assert not missing, happened
 
 
