@@ -90,7 +90,8 @@ OVER_NODES = (
 )
 # Tests with seeds; of the folders above all seeds run on the other plane.
 SEEDED = ("tests/sim", "tests/parity/test_random_crossings.py", "tests/parity/test_rdma_frames.py")
-LONGER = {"TEST_CANCELS": "1000"}  # what is short in `make test`
+# What is short in `make test`.
+LONGER = {"TEST_CANCELS": "1000", "TEST_REFILLED_MESSAGES": "12000"}
 HYPOTHESIS = ("tests/property", "tests/verbs", "tests/dat")
 
 
