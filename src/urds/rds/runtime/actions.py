@@ -143,8 +143,13 @@ class Actions:
 
     def _fan_out(self, host: LocalAddressState, action: events.FanOut) -> None:
         paths = self._driver.paths.to(host, action.peer)
-        # The same count is told again after a fault, which may have cut this short.
-        before = paths.npaths if paths.npaths < action.count else 1
+        if paths.fan_out_from is None:
+            # Told again after a fault. To hold a path anew would be behind the wrong one: its
+            # sockets may have had another path than path 0, and that may not be empty yet.
+            if action.count <= paths.npaths:
+                return
+            paths.fan_out_from = paths.npaths
+        before = paths.fan_out_from  # of one that a fault cut short, too
         others = [self._path(host, action.peer, index) for index in range(before, action.count)]
         for path in others:
             path.hold_behind(None)
@@ -152,6 +157,7 @@ class Actions:
         # Behind the path that its sockets had only now: until then they went on sending there.
         for path in others:
             path.hold_behind(paths.paths[path.index & (before - 1)])
+        paths.fan_out_from = None
 
     def _fan_in(self, host: LocalAddressState, action: events.FanIn) -> None:
         paths, count = self._driver.paths.to(host, action.peer), action.count
@@ -163,6 +169,8 @@ class Actions:
             moving = [one for one in paths.mailboxes if paths.path_for(one.port) is path]
             self._driver.plane.move_queue(path, paths.paths[path.index & (count - 1)], moving)
         paths.npaths = min(paths.npaths, count)
+        if count <= (paths.fan_out_from or 0):
+            paths.fan_out_from = None  # none of its paths is left
         for path in closing:
             path.drop_queue()
             self._driver.paths.forget(path)

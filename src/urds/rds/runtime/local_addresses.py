@@ -27,6 +27,7 @@ class PeerPaths:
     paths: list[Path]
     npaths: int = 1
     mailboxes: set[Mailbox] = field(default_factory=set)
+    fan_out_from: int | None = None  # how many there were, while a fan-out is not finished
     agreed: Agreement | None = None  # of the handshake, for paths made later
 
     def path_for(self, port: int) -> Path:
