@@ -121,11 +121,12 @@ class ForkServerProcess:
     def discard(self) -> int:
         """Kill it if it has not ended; return its exit code."""
         if not self._is_gone:
-            self._is_gone = True
-            self.hear()  # what it said last counts
+            self.hear()  # what it said counts; where it read not all, its end is an error first
             with suppress(ProcessLookupError):
                 self._process.kill()
             self._process.wait()
+            self.hear()
+            self._is_gone = True
             os.close(self.watch)
             self.channel.close()
         return int(self._process.returncode)
