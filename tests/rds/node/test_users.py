@@ -194,12 +194,15 @@ def test_quotas_of_sockets_peers_routes_and_memory() -> None:
     users.give_back(user, first)
     assert (user.sockets, dict(user.peers)) == (1, {A: 1})
     users.take_route(user, second, third)
-    assert users.note_memory(user, (1 << 20) + 1)
-    assert not users.note_memory(user, 1 << 21)
+    user.memory_bytes = (1 << 20) + 1
+    assert users.check_quota(user)
+    user.memory_bytes = 1 << 21
+    assert not users.check_quota(user), "it is over already"
     with pytest.raises(OSError) as error:
         users.take_socket(user)
     assert error.value.errno == errno.ENOBUFS
-    assert users.note_memory(user, 0)
+    user.memory_bytes = 0
+    assert users.check_quota(user)
     users.take_socket(user)
 
 

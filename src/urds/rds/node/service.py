@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Protocol
 
 from urds.common.deferred import DeferredCalls
@@ -34,6 +35,7 @@ from urds.rds.node.plane_calls import Opened, PlaneCalls
 from urds.rds.node.settings import NodeSettings
 from urds.rds.node.sockets import (
     Cookies,
+    MemoryLooks,
     NodeSocket,
     Record,
     cookie_of,
@@ -99,6 +101,7 @@ class Service:
         self._owner = os.getuid()
         self._by_attached: dict[Any, NodeSocket] = {}
         self._closing: list[NodeSocket] = []  # left, with messages that are still sent
+        self._looks = MemoryLooks()
         self._lists: dict[tuple[int, int], tuple[float, int, bytes]] = {}
         self._closes = DeferredCalls("urds-node-close", calls_max=_CLOSES_MAX)
         self._made: list[int] = []  # descriptors of the present answer alone
@@ -222,11 +225,9 @@ class Service:
         for sock in [one for one in self._closing if self._calls.is_over(one.attached)]:
             self._closing.remove(sock)
             self._forget(sock)
-        held: Counter[int] = Counter()
-        for sock in (*self.sockets.values(), *self._closing):
-            held[sock.user.uid] += os.fstat(sock.opened.memory).st_blocks * 512
+        self._looks.look(chain(self._closing, self.sockets.values()))
         for user in self.users:
-            if self.users.note_memory(user, held[user.uid]):
+            if self.users.check_quota(user):
                 self._restrict(user)
         now_s = time.monotonic()
         self._calls.release_unused(now_s)
@@ -242,6 +243,7 @@ class Service:
 
     def _forget(self, sock: NodeSocket) -> None:
         self.sockets.pop(sock.cookie, None)
+        self._looks.forget(sock)
         self.users.give_back(sock.user, sock.routes)
         close_all(sock.opened.kept)
         self._supervisor.forget(sock.cookie)

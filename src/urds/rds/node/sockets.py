@@ -8,6 +8,7 @@ import os
 import select
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
@@ -26,6 +27,9 @@ _SO_COOKIE: Final = 57  # Source: linux v4.12 include/uapi/asm-generic/socket.h
 _COOKIE_BYTES: Final = 8
 _TEXTS_MAX: Final = 64  # of different options
 _US: Final = 1_000
+_BLOCK_BYTES: Final = 512  # of `st_blocks`
+LOOKS_MIN: Final = 512  # sockets; a millisecond
+LOOK_CALLS: Final = 8
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -71,6 +75,7 @@ class NodeSocket:
     attached: Any = None  # what `PlaneCalls.bind` returned; None: not bound
     routes: Counter[IPAddress] = field(default_factory=Counter)
     is_left: bool = False  # its last descriptor was closed
+    held_bytes: int | None = 0  # of memory, at the last look; None: it is over
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -81,6 +86,37 @@ class NodeSocket:
     def text(self) -> str:
         """Return its record, from which another worker makes it again."""
         return Record(self.user.uid, self.pid, self.endpoint, self.is_left, self.options).text()
+
+
+class MemoryLooks:
+    """Looks what the sockets hold, a part of them at a time, and adds it up for their users.
+
+    A program fills the memory of its socket without a word to the node, so that nothing tells of
+    it. Up to LOOKS_MIN sockets are looked at in one call, each of more in LOOK_CALLS at most.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[NodeSocket] = []  # of this round
+        self._at_once = 0
+
+    def look(self, sockets: Iterable[NodeSocket]) -> None:
+        """Look at the next part; a round begins with all of `sockets`, the newest first."""
+        if not self._left:
+            self._left = list(sockets)
+            self._at_once = max(LOOKS_MIN, -(-len(self._left) // LOOK_CALLS))
+        part = self._left[-self._at_once :]
+        del self._left[-self._at_once :]
+        for sock in part:
+            before_bytes = sock.held_bytes
+            if before_bytes is not None:
+                sock.held_bytes = os.fstat(sock.opened.memory).st_blocks * _BLOCK_BYTES
+                sock.user.memory_bytes += sock.held_bytes - before_bytes
+
+    @staticmethod
+    def forget(sock: NodeSocket) -> None:
+        """Take a socket off, before its descriptors are closed."""
+        sock.user.memory_bytes -= sock.held_bytes or 0
+        sock.held_bytes = None
 
 
 @lru_cache(maxsize=_TEXTS_MAX)

@@ -125,10 +125,9 @@ class Users:
             if not user.peers[peer]:
                 del user.peers[peer]
 
-    def note_memory(self, user: User, memory_bytes: int) -> bool:
-        """Note what the sockets of a user hold; tell whether it went over the quota or back."""
-        user.memory_bytes = memory_bytes
-        is_over = memory_bytes > self.limit(user.uid, "memory")
+    def check_quota(self, user: User) -> bool:
+        """Tell whether what the sockets of a user hold went over the quota or back."""
+        is_over = user.memory_bytes > self.limit(user.uid, "memory")
         has_changed = is_over != user.is_over_quota
         user.is_over_quota = is_over
         return has_changed
