@@ -1,6 +1,7 @@
 """A call that is given something else says what is wanted, and what came."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from urds.verbs import (
     MW,
     PD,
     QP,
+    SGE,
     SRQ,
     AHAttr,
     CMEvent,
@@ -21,6 +23,7 @@ from urds.verbs import (
     Context,
     MWBind,
     MWBindInfo,
+    QPAttr,
     QPCap,
     QPInitAttr,
     RecvWR,
@@ -136,3 +139,54 @@ def test_a_request_of_the_other_direction_is_refused(things: Things) -> None:
     with pytest.raises(TypeError, match="must be RecvWR, not int"):
         things.srq.post_recv(RecvWR(1, next_wr=5))  # type: ignore[arg-type]  # on purpose
     assert len(things.srq) == 1, "what is before it is posted"
+
+
+A_PIECE: Any = SGE  # of whatever it is given
+LISTS: dict[str, Any] = {
+    "sg must be Sequence, not int": 5,
+    "a piece of sg must be SGE, not int": [5],
+    "a piece of sg must be SGE, not None": [None],
+    "a piece of sg must be SGE, not str": "ab",
+    "a piece of sg must be SGE, not tuple": [(1, 2, 3)],
+    "SGE(): addr must be an integer, not str": [A_PIECE("a", 2, 3)],
+    "SGE(): length must be an integer, not float": [A_PIECE(1, 2.5, 3)],
+    "SGE(): lkey must be an integer, not None": [SGE(0, 0, 0), A_PIECE(1, 2, None)],
+}
+
+
+@pytest.fixture
+def default() -> Iterator[Any]:
+    """Make objects that belong to the engine of the plane under test."""
+    with Context() as context:
+        cq = CQ(context, 8)
+        pd = PD(context)
+        qp = QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=QPCap(4, 4, 2, 2)))
+        qp.to_init(QPAttr())
+        yield SimpleNamespace(cq=cq, qp=qp, srq=SRQ(pd))
+
+
+@pytest.mark.parametrize("said", LISTS)
+@pytest.mark.parametrize("is_listed", [False, True], ids=["one", "a list"])
+def test_what_is_no_piece_is_named(default: Any, said: str, is_listed: bool) -> None:
+    for post, request in (
+        (default.qp.post_recv, RecvWR(1, LISTS[said])),
+        (default.srq.post_recv, RecvWR(1, LISTS[said])),
+        (default.qp.post_send, SendWR(1, sg=LISTS[said])),
+    ):
+        with pytest.raises(TypeError) as refused:
+            post([request] if is_listed else request)
+        assert str(refused.value) == said
+
+
+def test_one_request_of_the_other_direction_is_no_list(default: Any) -> None:
+    with pytest.raises(TypeError, match="what is posted must be RecvWR, not SendWR"):
+        default.qp.post_recv(SendWR())
+    with pytest.raises(TypeError, match="what is posted must be SendWR, not RecvWR"):
+        default.qp.post_send(RecvWR())
+
+
+@pytest.mark.parametrize("value", [1.5, "5", None, float("nan")])
+@pytest.mark.parametrize("call", ["wait_for", "poll", "ack_events"])
+def test_a_count_is_an_integer(default: Any, call: str, value: Any) -> None:
+    with pytest.raises(TypeError, match="integer"):
+        getattr(default.cq, call)(value)

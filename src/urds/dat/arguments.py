@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from urds.common.seconds import seconds_of
 from urds.common.types import HostPort, IPAddress
 from urds.dat.constants import DAT_TIMEOUT_INFINITE, DAT_VALUE_UNKNOWN
 from urds.dat.errors import bad_argument, dat_error
@@ -55,13 +56,13 @@ def port_of(conn_qual: object, *, argument: int) -> int:
     return _FOLDED_FIRST + conn_qual % _FOLDED_COUNT
 
 
-def ns_of_us(timeout_us: int, *, argument: int) -> int | None:
+def ns_of_us(timeout_us: object, *, argument: int) -> int | None:
     """Return nanoseconds; `None` for DAT_TIMEOUT_INFINITE.
 
-    Raises DatInvalidParameter: not 0 to 2**32 - 1.
+    Raises DatInvalidParameter: no integer from 0 to 2**32 - 1.
     """
-    if not 0 <= timeout_us <= DAT_TIMEOUT_INFINITE:
-        detail = f"timeout of {timeout_us} us, from 0 to {DAT_TIMEOUT_INFINITE}"
+    if not (isinstance(timeout_us, int) and 0 <= timeout_us <= DAT_TIMEOUT_INFINITE):
+        detail = f"timeout of {timeout_us!r} us, from 0 to {DAT_TIMEOUT_INFINITE}"
         raise bad_argument(argument, detail)
     return None if timeout_us == DAT_TIMEOUT_INFINITE else timeout_us * _NS_PER_US
 
@@ -69,13 +70,19 @@ def ns_of_us(timeout_us: int, *, argument: int) -> int | None:
 def ns_of_s(timeout_s: float | None, *, argument: int) -> int | None:
     """Return nanoseconds, rounded up to a whole microsecond; `None` for `None`.
 
-    Raises DatInvalidParameter: negative or not finite.
+    Raises DatInvalidParameter: no number, negative or not finite.
     """
     if timeout_s is None:
         return None
-    if not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise bad_argument(argument, f"timeout of {timeout_s} s, from 0 on and finite")
-    return math.ceil(timeout_s * _US_PER_S) * _NS_PER_US
+    try:
+        seconds = seconds_of(timeout_s)
+    except (TypeError, ValueError) as error:
+        raise bad_argument(argument, str(error)) from None
+    if math.isinf(seconds):
+        raise bad_argument(
+            argument, f"timeout_s must be finite, not {timeout_s!r}: None is for ever"
+        )
+    return math.ceil(seconds * _US_PER_S) * _NS_PER_US
 
 
 def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from urds.common import process_memory
 from urds.common.errors import ErrorReason, os_error
+from urds.common.seconds import waiting_time
 from urds.rds.cmsg import Atomic, RdmaArgs, RdmaMap, SendRequest
 from urds.rds.constants import MAX_MESSAGE_BYTES, Cmsg, RdmaFlag, RdmaStatus, SockOpt
 from urds.rds.numbers import RDMA_PAGE_BYTES, RDMA_PIECES_MAX
@@ -112,11 +113,13 @@ class PendingOperation:
         """Wait until it has ended, at most `wait_s` seconds (None: for ever); return its status.
 
         Raises TimeoutError (ETIMEDOUT) when the time is over and OSError (EBADF) if its socket is
-        closed first; the operation goes on, or is canceled with its socket.
+        closed first; the operation goes on, or is canceled with its socket. TypeError and
+        ValueError: `wait_s` is no time.
         """
+        left_s = waiting_time(wait_s, "wait_s")
         status = self._operation.status
         if status is None:
-            wait_ns = None if wait_s is None else max(0, round(wait_s * _NS))
+            wait_ns = None if left_s is None else round(left_s * _NS)
             self._mailbox.wait_operation(self._operation, wait_ns)
             status = self._operation.status
         if status is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import math
 import socket as system
-import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
@@ -19,6 +18,7 @@ from urds.common.errors import ErrorReason, os_error
 from urds.common.forks import renewed
 from urds.common.readiness import Placeholder
 from urds.common.records import replace
+from urds.common.seconds import seconds_of
 from urds.common.socket_calls import INT, SocketCalls, option_value, refused
 from urds.common.types import IPAddress
 from urds.rds import addresses, options
@@ -291,12 +291,10 @@ class SocketBase(SocketCalls):
         """Set how many seconds sends and receives wait; None is for ever, 0 never.
 
         More than 146 years are for ever, infinity too. Raises ValueError for a negative time or
-        NaN, and changes nothing then.
+        NaN, TypeError for what is no number, and changes nothing then.
         """
         if timeout is not None:
-            if not timeout >= 0:
-                raise ValueError("Timeout value out of range")
-            timeout = float(timeout) if timeout < sys.float_info.max else math.inf
+            timeout = seconds_of(timeout, "timeout")
         with self._lock:
             self._timeout_s = timeout
         self._tell_mailbox()

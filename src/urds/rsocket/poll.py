@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeGuard, TypeVar, Union
 
+from urds.common.seconds import polling_time, waiting_time
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext, attended
 from urds.rsocket.socket import Socket
@@ -58,8 +59,7 @@ def rpoll(
     Several threads may poll the same sockets.
     """
     members = list(files)
-    is_infinite = timeout_ms is None or timeout_ms < 0
-    found = _poll(members, None if is_infinite else (timeout_ms or 0) / _MS)
+    found = _poll(members, polling_time(timeout_ms, "timeout_ms", per_s=_MS))
     return [(members[place][0], found[place]) for place in sorted(found)]
 
 
@@ -73,10 +73,10 @@ def rselect(
 
     `timeout_s` 0 does not wait, `None` waits for ever. The third answer holds whatever has more
     to tell than data and room: an error, a hang-up, urgent data. Any descriptor may be given, 0
-    and those from 1024 up too. Raises OSError: EBADF, one is not open; ValueError: negative time.
+    and those from 1024 up too. Raises OSError: EBADF, one is not open; ValueError: negative time,
+    NaN; TypeError.
     """
-    if timeout_s is not None and timeout_s < 0:
-        raise ValueError(f"a timeout of {timeout_s} s")
+    timeout_s = waiting_time(timeout_s)
     asked = [list(readers), list(writers), list(exceptional)]
     events = (select.POLLIN, select.POLLOUT, select.POLLPRI)
     members = [(file, event) for each, event in zip(asked, events, strict=True) for file in each]

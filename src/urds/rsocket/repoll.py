@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from urds.common.forks import renewed
 from urds.common.progress import progress_thread
+from urds.common.seconds import polling_time
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext, attended
 from urds.rsocket.poll import File, find, revents
@@ -276,20 +277,22 @@ class Repoll:
         """Wait `timeout` seconds (`None` or negative: for ever) for events and return them.
 
         At most `maxevents` (-1: EVENTS_MAX); the others come with the next call. An empty list:
-        the time is over. Raises ValueError: closed, also meanwhile; a bad `maxevents`.
+        the time is over. Raises ValueError: closed, also meanwhile; a bad `maxevents`;
+        NaN. TypeError: no number.
         """
         if maxevents == 0 or maxevents < -1:
             raise ValueError(f"maxevents must be greater than 0, got {maxevents}")
         self._demand_open()
+        timeout_s = polling_time(timeout, "timeout")
         events_max = EVENTS_MAX if maxevents < 0 else maxevents
         found = self._take(events_max)
         if not found:
             for context in list(self._list.devices):
                 context.adapter.progress()
             found = self._take(events_max)
-        if found or timeout == 0:
+        if found or timeout_s == 0:
             return found
-        end_s = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not found and (end_s is None or time.monotonic() < end_s):
             found = self._progress(end_s, events_max) or self._sleep(end_s, events_max)
             self._demand_open()
@@ -526,8 +529,9 @@ def repoll_wait(number: int, maxevents: int, timeout_ms: float = -1) -> list[Eve
     instance = _instance(number)
     if maxevents < 1:
         raise OSError(errno.EINVAL, f"maxevents {maxevents}, at least 1")
+    timeout_s = polling_time(timeout_ms, "timeout_ms", per_s=_MS)
     try:
-        return instance.poll(None if timeout_ms < 0 else timeout_ms / _MS, maxevents)
+        return instance.poll(timeout_s, maxevents)
     except ValueError as error:
         raise OSError(errno.EBADF, f"{number} was closed meanwhile") from error
 

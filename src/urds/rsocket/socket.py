@@ -23,6 +23,7 @@ from weakref import WeakMethod, WeakSet
 
 from urds.common.forks import renewed
 from urds.common.readiness import ReadinessDescriptor
+from urds.common.seconds import seconds_of
 from urds.common.socket_calls import INT, SocketCalls, c_int, option_value, refused
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options, settings
@@ -228,14 +229,14 @@ class Socket(SocketCalls):
     def settimeout(self, wait_s: float | None, /) -> None:
         """Wait that long in each call; None is for ever, 0 never.
 
-        Raises ValueError below 0, OverflowError beyond WAIT_S_MAX.
+        Raises ValueError below 0 and for NaN, OverflowError beyond WAIT_S_MAX, TypeError.
         """
-        if wait_s is not None and not wait_s >= 0:
-            raise ValueError("Timeout value out of range")
-        if wait_s is not None and wait_s > WAIT_S_MAX:
-            raise OverflowError(f"timeout of {wait_s} s, limit {WAIT_S_MAX}")
+        if wait_s is not None:
+            wait_s = seconds_of(wait_s, "wait_s")
+            if wait_s > WAIT_S_MAX:
+                raise OverflowError(f"timeout of {wait_s} s, limit {WAIT_S_MAX}")
         self._check_open()
-        self._timeout_s = None if wait_s is None else float(wait_s)
+        self._timeout_s = wait_s
 
     def __repr__(self) -> str:
         kind, state = f"<urds.rsocket.{type(self).__qualname__}", " [closed]"

@@ -13,7 +13,7 @@ from urds.verbs.cm_parameters import ConnParam
 from urds.verbs.context import Context
 from urds.verbs.cq import EventChannel
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.errors import VerbsError, VerbsTimeoutError, demand_kind
+from urds.verbs.errors import VerbsError, VerbsTimeoutError, demand_kind, demand_waiting_time
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ class CMEventChannel(EventChannel[EventRecord]):
     def get_event(self, timeout_s: float | None = None) -> CMEvent:
         """Wait for the next event; `timeout_s` 0 does not wait, `None` waits for ever.
 
-        Raises VerbsTimeoutError; VerbsClosedError if the channel is closed meanwhile.
+        Raises VerbsTimeoutError; VerbsClosedError if the channel is closed meanwhile; TypeError
+        and VerbsArgumentError for what is no time.
         """
         return CMEvent(self, timeout_s)
 
@@ -175,6 +176,7 @@ class CMEventChannel(EventChannel[EventRecord]):
 
     def wait(self, timeout_s: float | None) -> EventRecord:
         """Wait for the next event and take it. Several threads may; each event goes to one."""
+        timeout_s = demand_waiting_time(timeout_s)
         record = self.context.wait_to_take(
             lambda: self.closed or bool(self._events), self._take_first, timeout_s
         )

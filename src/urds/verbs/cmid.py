@@ -28,7 +28,7 @@ from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import PEER_ACCESS, AccessFlag, QPType, SendFlag, WROpcode
 from urds.verbs.engine.work import AddressVector
-from urds.verbs.errors import VerbsArgumentError, demand_kind
+from urds.verbs.errors import VerbsArgumentError, demand_kind, demand_waiting_time
 from urds.verbs.mr import MR
 from urds.verbs.providers.base import (
     ConnectionEventKind,
@@ -392,6 +392,7 @@ class CMID(Resource):
     def _connect(self, param: ConnParam | None, timeout_s: float | None) -> None:
         self._demand(IdentifierState.ROUTE_RESOLVED)
         parameters = self._parameters(param)
+        timeout_s = demand_waiting_time(timeout_s)
         assert self._target is not None, "a resolved route has a target"
         if self.port_space is PortSpace.TCP:
             self._queue_pair()

@@ -14,7 +14,13 @@ from urds.verbs.device import Device, find_device
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import MTU, AsyncEventType, WCFlag
 from urds.verbs.engine.work import WC, AddressVector, Completed, Event
-from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, demand_kind, verbs_error
+from urds.verbs.errors import (
+    VerbsArgumentError,
+    VerbsTimeoutError,
+    demand_kind,
+    demand_waiting_time,
+    verbs_error,
+)
 from urds.verbs.providers.base import Adapter, DeviceAttributes
 from urds.verbs.resource import EventSource, Resource
 
@@ -162,8 +168,10 @@ class Context(EventSource[AsyncEvent]):
     def get_async_event(self, timeout_s: float | None = None) -> AsyncEvent:
         """Wait for the next asynchronous event; `timeout_s` 0 does not wait, `None` for ever.
 
-        Raises VerbsTimeoutError; VerbsClosedError if the context is closed meanwhile.
+        Raises VerbsTimeoutError; VerbsClosedError if the context is closed meanwhile; TypeError
+        and VerbsArgumentError for what is no time.
         """
+        timeout_s = demand_waiting_time(timeout_s)
         event = self.wait_to_take(lambda: bool(self._events), self._take_first, timeout_s)
         if event is None:
             raise VerbsTimeoutError(f"no asynchronous event in {timeout_s} s")

@@ -24,6 +24,7 @@ from urds.verbs.errors import (
     VerbsError,
     VerbsTimeoutError,
     demand_kind,
+    demand_waiting_time,
     verbs_error,
 )
 from urds.verbs.resource import EventSource, Resource
@@ -155,8 +156,9 @@ class CompChannel(EventChannel["CQ"]):
 
         `timeout_s` 0 does not wait, `None` waits for ever. Each event is to be acknowledged with
         `CQ.ack_events`. Raises VerbsTimeoutError; VerbsClosedError if the channel or `cq` is
-        closed, or meanwhile.
+        closed, or meanwhile; TypeError and VerbsArgumentError for what is no time.
         """
+        timeout_s = demand_waiting_time(timeout_s)
         if cq is not None:
             demand_kind(cq, CQ, "get_cq_event(): cq")
         if self._native is not None:
@@ -328,6 +330,7 @@ class CQ(Resource):
 
         Never waits; where none is queued the device makes progress once. From any thread.
         """
+        demand_kind(num_entries, SupportsIndex, "poll(): num_entries")
         with self._lock:
             self._demand_open()
             completions = self.engine.poll(num_entries)
@@ -341,8 +344,11 @@ class CQ(Resource):
         """Wait until `count` completions are queued and take them; blocks, without the channel.
 
         `timeout_s` `None` waits for ever. Raises VerbsTimeoutError, and takes nothing then;
-        VerbsArgumentError: the queue has no room for so many; VerbsClosedError.
+        VerbsArgumentError: the queue has no room for so many, or no time; TypeError;
+        VerbsClosedError.
         """
+        demand_kind(count, SupportsIndex, "wait_for(): count")
+        timeout_s = demand_waiting_time(timeout_s)
         if not 1 <= count <= self.cqe:
             raise VerbsArgumentError(f"{count} completions of a queue for {self.cqe}")
 
@@ -390,6 +396,7 @@ class CQ(Resource):
 
         Raises VerbsArgumentError: more than `unacked_events`.
         """
+        demand_kind(num_events, SupportsIndex, "ack_events(): num_events")
         with self._calling():
             if self._native is not None:
                 self._native.public_ack_events(num_events)

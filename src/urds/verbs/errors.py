@@ -8,6 +8,8 @@ status. Source: docs/reference/verbs-and-roce.md 18.
 import errno
 from typing import Any, SupportsIndex
 
+from urds.common.seconds import waiting_time
+
 
 class VerbsError(OSError):
     """A verbs call failed."""
@@ -82,6 +84,17 @@ def demand_kind(value: object, kind: type | tuple[type, ...], what: str) -> None
         names = " or ".join(dict.fromkeys(titles))  # a record has two classes of one name
         given = "None" if value is None else type(value).__name__
         raise TypeError(f"{what} must be {names}, not {given}")
+
+
+def demand_waiting_time(timeout_s: object) -> float | None:
+    """Return how many seconds a call waits; infinity is `None`, for ever.
+
+    Raises TypeError: no number; VerbsArgumentError: NaN, or negative.
+    """
+    try:
+        return waiting_time(timeout_s)
+    except ValueError as error:
+        raise VerbsArgumentError(str(error)) from None
 
 
 def verbs_error(error: OSError) -> VerbsError:

@@ -36,7 +36,7 @@ from urds.verbs.errors import (
 )
 from urds.verbs.mr import MW, MWBind, MWBindInfo
 from urds.verbs.providers.base import DeviceAttributes
-from urds.verbs.records import RECEIVES, SENDS, RecvWR, SendWR
+from urds.verbs.records import RECEIVES, SENDS, RecvWR, SendWR, demand_pieces
 from urds.verbs.resource import Resource
 
 _Request = TypeVar("_Request", SendWR, RecvWR)
@@ -506,10 +506,13 @@ def _requests_of(
     """Return the work requests that were given, each followed by what is chained to it.
 
     Raises TypeError: neither one of `kinds` nor iterable. Iterating raises TypeError for what is
-    none of them, VerbsArgumentError beyond REQUESTS_MAX.
+    none of them or has no pieces in `sg`, VerbsArgumentError beyond REQUESTS_MAX.
     """
     if isinstance(given, kinds):
-        return (given,) if given.next_wr is None else _unchained((given,), kinds)
+        if given.next_wr is not None:
+            return _unchained((given,), kinds)
+        demand_pieces(given.sg)
+        return (given,)
     if not isinstance(given, Iterable):
         demand_kind(given, kinds, "what is posted")
     return _unchained(cast("Iterable[_Request]", given), kinds)
@@ -523,6 +526,7 @@ def _unchained(heads: Iterable[_Request], kinds: tuple[type[_Request], ...]) -> 
             if room == 0:
                 raise VerbsArgumentError(f"more than {REQUESTS_MAX} work requests in one call")
             demand_kind(request, kinds, "a work request of the list")
+            demand_pieces(request.sg)
             room -= 1
             yield request
             after = request.next_wr

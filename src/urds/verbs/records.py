@@ -6,14 +6,16 @@ A post reads them without an attribute look-up, and to make one costs a quarter.
 either kind. `WC` is one tuple for both.
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, SupportsIndex, cast
 
 from urds.common.errors import PlaneError, SettingError
 from urds.common.implementation import NATIVE, choose
 from urds.verbs.engine import work
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
+from urds.verbs.errors import demand_kind
 
-__all__ = ["RECEIVES", "SENDS", "SGE", "WC", "RecvWR", "SendWR"]
+__all__ = ["PIECES", "RECEIVES", "SENDS", "SGE", "WC", "RecvWR", "SendWR"]
 
 _OF_DATACLASSES: Final = (
     "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__replace__",
@@ -38,5 +40,15 @@ if not TYPE_CHECKING and _is_compiled():
     SGE, RecvWR, SendWR = urds_native.SGE, urds_native.RecvWR, urds_native.SendWR
 
 # What a post takes, of either kind.
+PIECES: Final = (SGE, work.SGE)
 SENDS: Final = (SendWR, work.SendWR)
 RECEIVES: Final = (RecvWR, work.RecvWR)
+
+
+def demand_pieces(sg: object) -> None:
+    """Raise TypeError for what is no list of SGE, or one with something else than integers."""
+    demand_kind(sg, Sequence, "sg")
+    for piece in cast("Sequence[object]", sg):
+        demand_kind(piece, PIECES, "a piece of sg")
+        for name in ("addr", "length", "lkey"):
+            demand_kind(getattr(piece, name), SupportsIndex, f"SGE(): {name}")

@@ -367,7 +367,7 @@ def test_lists_come_from_the_backend(sock: urds.Socket) -> None:
 
 @pytest.mark.parametrize("value", [-1, float("nan")])
 def test_a_timeout_is_not_negative(sock: urds.Socket, value: float) -> None:
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match=r"0 or more seconds|must be a number"):
         sock.settimeout(value)
 
 

@@ -73,6 +73,6 @@ def test_a_time_below_a_nanosecond_is_not_never(new_socket: NewSocket) -> None:
 def test_a_refused_time_changes_nothing(new_socket: NewSocket, bound: bool, wait_s: float) -> None:
     sock = new_socket(2) if bound else new_socket()
     sock.settimeout(2.5)
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match=r"0 or more seconds|must be a number"):
         sock.settimeout(wait_s)
     assert sock.gettimeout() == 2.5

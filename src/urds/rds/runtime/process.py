@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, SettingError, os_error
+from urds.common.seconds import seconds_of
 from urds.rds.settings import AUTO, IN_PROCESS, Settings, sources, unknown_variables
 
 if TYPE_CHECKING:
@@ -252,11 +253,10 @@ def drain(timeout_s: float) -> int:
     Those of closed sockets count as well. Waits for `timeout_s` seconds at most, `math.inf` is for
     ever; 0 checks once. Any thread may call it, a signal handler must not. What is left stays
     queued. At a node it is the number of open sockets that have such messages; the node goes on
-    with those of closed ones. Raises ValueError for a negative time or one that is no number.
+    with those of closed ones. Raises ValueError for a negative time or NaN, TypeError for
+    what is no number.
     """
-    if not timeout_s >= 0:
-        raise ValueError(f"timeout_s = {timeout_s}: must be 0 or more seconds")
-    return process.drain(timeout_s)
+    return process.drain(seconds_of(timeout_s))
 
 
 def connections() -> list[ConnectionInfo]:

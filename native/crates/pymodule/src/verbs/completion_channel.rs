@@ -4,6 +4,7 @@
 //! The owner, `urds.verbs.CompChannel`, has the descriptor and the tasks of event loops. Once it has any
 //! of these it is told of each event as well, at the end of the pass, and called when one was taken.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -11,7 +12,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyWeakrefMethods;
+use pyo3::types::{PyFloat, PyFloatMethods, PyWeakrefMethods};
 use urds_verbs::Engine as Machine;
 use urds_verbs::work::Element;
 
@@ -21,6 +22,8 @@ use crate::verbs::values::{closed, late, raised_by_verbs};
 use crate::verbs::waiting::{Awaited, Woken};
 
 const NS: f64 = 1e9;
+/// Times that need no look by Python; `urds.common.seconds` checks the others.
+const PLAIN_S: Range<f64> = 0.0..1e9;
 /// One of another device, whose events never come here.
 const NO_QUEUE: u32 = u32::MAX;
 
@@ -129,13 +132,12 @@ impl CompletionChannel {
         timeout_s: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let wanted = self.wanted(cq)?;
+        let left_s = timeout_s.map(waiting_time).transpose()?.flatten();
         if let Some(found) = self.take_wanted(py, &wanted)? {
             return Ok(found);
         }
         #[allow(clippy::cast_possible_truncation)] // saturates
-        let until = |seconds: f64| now_ns().saturating_add((seconds.max(0.0) * NS) as i64);
-        let until_ns = timeout_s.map(|seconds| seconds.extract().map(until));
-        let until_ns = until_ns.transpose()?;
+        let until_ns = left_s.map(|seconds| now_ns().saturating_add((seconds * NS) as i64));
         let is_queue_closed = wanted.queue.as_ref().map(|queue| &queue.get().is_closed);
         let queue = wanted.number.zip(is_queue_closed.map(Arc::clone));
         let awaited = Awaited::Event(self.number, queue, Arc::clone(&self.is_closed));
@@ -198,6 +200,17 @@ impl Drop for CompletionChannel {
             guarded.machine.shared.outbox.channels.remove(&self.number);
         }
     }
+}
+
+/// Return how many seconds to wait, `None` for ever. Raises `TypeError`, `VerbsArgumentError`.
+fn waiting_time(given: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+    let plain = given.cast_exact::<PyFloat>().map(PyFloatMethods::value);
+    if let Some(seconds) = plain.ok().filter(|seconds| PLAIN_S.contains(seconds)) {
+        return Ok(Some(seconds));
+    }
+    let errors = given.py().import("urds.verbs.errors")?;
+    let checked = errors.getattr("demand_waiting_time")?.call1((given,))?;
+    checked.extract()
 }
 
 /// Return the error of a call that was given something else for a completion queue.

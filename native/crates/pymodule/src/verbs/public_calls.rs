@@ -184,13 +184,11 @@ fn post<W: Work>(qp: &QueuePair, given: &Bound<'_, PyAny>) -> PyResult<()> {
     if let Some(work) = W::read_single(given, qp.is_datagram()) {
         return post_one(qp, py, work.map_err(|error| rejected(py, error, 0))?);
     }
-    if next_of(given).is_none() {
-        let heads = given.try_iter();
-        if heads.is_err() {
-            demand::<W>(given, "what is posted")?;
-        }
-        return post_many::<W>(qp, py, heads?);
+    let is_request = next_of(given).is_some();
+    if let (false, Ok(heads)) = (is_request, given.try_iter()) {
+        return post_many::<W>(qp, py, heads);
     }
+    demand::<W>(given, "what is posted")?;
     post_many::<W>(qp, py, std::iter::once(Ok(given.clone())))
 }
 

@@ -187,6 +187,18 @@ fn masked(object: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 fn pieces_of(object: &Bound<'_, PyAny>) -> PyResult<Pieces> {
+    read_pieces(object).map_err(|error| no_pieces(object).err().unwrap_or(error))
+}
+
+/// Say what is wanted in a list of pieces that could not be read. Raises `TypeError`.
+#[cold]
+fn no_pieces(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let records = object.py().import("urds.verbs.records")?;
+    records.getattr("demand_pieces")?.call1((object,)).map(drop)
+}
+
+#[inline]
+fn read_pieces(object: &Bound<'_, PyAny>) -> PyResult<Pieces> {
     if let Ok(list) = object.cast_exact::<PyList>() {
         match list.len() {
             0 => return Ok(Pieces::None),
