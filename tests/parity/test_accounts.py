@@ -261,7 +261,7 @@ class TestTakingBack:
         assert len(world.plane.snapshot().send_queue) == 1
         world.turn(2)
         assert world.plane.snapshot().send_queue == []
-        assert world.counter("send_cancelled") == 1
+        assert world.counter("send_cancelled") == world.counter("send_linger_over") == 1
 
     def test_without_linger_it_cancels_at_once(self, world: World) -> None:
         mailbox = world.mailbox()

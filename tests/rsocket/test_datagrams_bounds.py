@@ -154,3 +154,19 @@ def test_items_of_any_size_are_sent_as_bytes() -> None:
         for data in (bytearray(b"octets"), array("H", [1, 2, 3]), memoryview(b"view")[1:]):
             assert here.send(data, address_of(there)) == len(bytes(data))
             assert take(there)[0] == bytes(data)
+
+
+def test_what_the_kernel_has_no_room_for_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ends() as made:
+        here, there = made.link(), made.link(host="127.0.0.3")
+
+        def send(what: object) -> None:
+            raise BlockingIOError
+
+        with monkeypatch.context() as full:
+            full.setattr(here.udp, "send", send)
+            here.send(b"lost", address_of(there))
+        assert here.stats.dropped_unsent == 1
+        exchange(here, there, b"and on")

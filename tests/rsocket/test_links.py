@@ -48,4 +48,5 @@ def test_a_window_grows_on_a_long_way_for_a_reader_who_keeps_up() -> None:
         assert right.stream is not None
         assert left.stream is not None
         assert right.stream.stats.ring_grown >= 5
+        assert left.stream.stats.bytes_sent == right.stream.stats.bytes_received == len(data)
         assert left.stream.stats.messages_sent < 300  # 1,024 through a window of 8 KiB

@@ -109,3 +109,16 @@ def test_an_identifier_of_a_shared_channel_does_not_wait_by_itself() -> None:
                 asyncio.run(wait())
         with pytest.raises(VerbsArgumentError, match="identifier of an event channel"):
             cmid.get_request(0)
+
+
+def test_events_beyond_the_limit_are_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urds.verbs.cm_events.EVENTS_MAX", 2)
+    with Context("udp0") as context:
+        channel = CMEventChannel(context)
+        for _ in range(5):
+            CMID(channel).resolve_addr(ADDRESS)
+        assert channel.events_lost == 3
+        for _ in range(2):
+            channel.get_event(WAIT_S)
+        with pytest.raises(VerbsTimeoutError):
+            channel.get_event(0)

@@ -105,6 +105,19 @@ def test_an_asynchronous_event_makes_the_descriptor_readable(context: Context) -
     assert not select.select([context], [], [], 0)[0]
 
 
+def test_events_beyond_the_limit_are_lost_and_counted(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("urds.verbs.context.ASYNC_EVENTS_MAX", 2)
+    for _ in range(5):
+        with context.adapter.lock:
+            context.report(AsyncEventType.PORT_ACTIVE, None)
+    assert context.async_events_lost == 3
+    assert [context.get_async_event(0).event_type for _ in range(2)]
+    with pytest.raises(VerbsTimeoutError):
+        context.get_async_event(0)
+
+
 def test_events_of_a_closed_object_are_gone(context: Context) -> None:
     srq = SRQ(PD(context), SrqAttr(max_wr=4))
     srq.modify(SrqAttr(srq_limit=2), SRQAttrMask.LIMIT)

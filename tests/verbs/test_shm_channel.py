@@ -101,6 +101,7 @@ def test_in_a_conversation_no_acknowledgement_goes_alone(pair: tuple[Side, Side]
             assert [wc.status for wc in left.cq.poll(4)] == [WCStatus.SUCCESS] * 2
         # With the locks held: the progress thread may send the last one as soon as they are free.
         assert (slots_sent(left) - before[0], slots_sent(right) - before[1]) == (10, 10)
+        assert right.adapter.channel_counters().slots_received == slots_sent(left)
 
 
 def test_an_acknowledgement_that_waits_goes_before_a_sleep(pair: tuple[Side, Side]) -> None:

@@ -35,9 +35,9 @@ def ready(adapter: TcpAdapter) -> End:
     return end
 
 
-def send(end: End, data: bytes, other: End, *, qkey: int = QKEY) -> None:
+def send(end: End, data: bytes, other: End, *, qkey: int = QKEY, qpn: int | None = None) -> None:
     wr = SendWR(sg=[end.memory(data).sge()])
-    wr.set_wr_ud(other.adapter.datagrams.vector, other.qp.qpn, qkey)
+    wr.set_wr_ud(other.adapter.datagrams.vector, qpn or other.qp.qpn, qkey)
     with end.adapter.lock:
         end.qp.post_send(wr, end.adapter.now_ns())
         end.adapter.progress_qp(end.qp)
@@ -86,6 +86,16 @@ def test_strange_bytes_are_dropped_and_counted(openings: tuple[TcpAdapter, ...])
     packets = openings[1].datagrams.packets
     far.until(lambda: packets.dropped_malformed + packets.dropped_unknown == 4)
     assert len(far.rcq) == 0
+
+
+def test_what_is_no_message_of_a_manager_is_dropped_and_counted(
+    openings: tuple[TcpAdapter, ...],
+) -> None:
+    near, far = ready(openings[0]), ready(openings[1])
+    send(near, b"to queue pair 1", far, qpn=1)
+    far.until(lambda: openings[1].datagrams.packets.dropped_manager == 1)
+    send(near, b"and on", far)
+    assert far.received()[0].byte_len == GRH_BYTES + 6
 
 
 # -- the datagram port space

@@ -230,7 +230,7 @@ def test_the_higher_side_places_streams_in_order_otherwise() -> None:
     assert placed == [(5, 1), (6, 2), (7, 3)]
     core.handle_accepted(8, 41003, 0)
     assert Refuse(LOW, 8) in actions(core), "no path is free; one of ours must be dead"
-    assert core.stats.dead_stream_probes == 4
+    assert (core.stats.dead_stream_probes, core.stats.refused_no_path) == (4, 1)
 
 
 def test_streams_that_come_before_the_handshake_are_parked() -> None:

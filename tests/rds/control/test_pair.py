@@ -214,6 +214,8 @@ def test_a_new_life_may_have_another_number_of_paths(who: str, before: int, afte
     assert paths_match(new, survivor)
     assert survivor.to(new.local).npaths == len(survivor.attached) == after
     assert bool(survivor.seen(FanIn)) == (after < before)
+    stats = survivor.to(new.local).stats
+    assert (stats.fan_outs, stats.fan_ins) == ((before > 1) + (after > before), after < before)
 
 
 def test_paths_connect_only_after_path_0_is_confirmed_again() -> None:

@@ -35,6 +35,7 @@ def test_attempts_are_counted_since_the_first_and_the_next_has_its_time() -> Non
         else:
             assert core.report(0).attempts == attempts + 1  # type: ignore[union-attr]  # path 0
             break
+    assert core.stats.connect_failures == attempts
 
 
 def test_call_back_requests_count_as_attempts() -> None:

@@ -441,5 +441,5 @@ def test_an_entry_of_an_original_may_be_seen_a_word_early() -> None:
 def test_a_taken_entry_is_zeroed() -> None:
     pair = Pair(is_settled=True)
     table = ConnectData.parse(pair.right.stream.connect_data).target_sgl
-    assert pair.right.stream.stats.entries_received == 1
+    assert pair.left.stream.stats.entries_sent == pair.right.stream.stats.entries_received == 1
     assert bytes(pair.right.host.memories[table.key].view[:256]) == bytes(256)

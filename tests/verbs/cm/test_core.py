@@ -341,6 +341,7 @@ def test_the_two_spaces_are_apart() -> None:
     world.connect(space=TCP)
     world.run(SECOND)
     assert world.left.kinds() == [CmEventKind.REFUSED]
+    assert world.right.core.stats.rejected_no_listener == 1
 
 
 def test_unknown_peers_cannot_speak_of_a_connection() -> None:
@@ -363,6 +364,10 @@ def test_unknown_peers_cannot_speak_of_a_connection() -> None:
     world.left.core.receive_data(forged.emit(), source="right", now_ns=world.now_ns)
     assert connection.state is CmState.ESTABLISHED
     assert world.left.core.stats.dropped_unknown == 2
+    misplaced = replace(forged, kind=CmMessageKind.RTU, context_guid=connection.context_guid)
+    world.left.core.receive_data(misplaced.emit(), source="right", now_ns=world.now_ns)
+    assert connection.state is CmState.ESTABLISHED
+    assert world.left.core.stats.dropped_misplaced == 1
     world.left.core.receive_data(goodbye.emit(), source="right", now_ns=world.now_ns)
     assert connection.state is CmState.OVER
 

@@ -71,7 +71,6 @@ class CmStats:
     dropped_unknown: int = 0  # about unknown connections
     dropped_misplaced: int = 0  # kind that does not fit the state
     alive_sent: int = 0
-    alive_received: int = 0
 
 
 class CmState(IntEnum):
@@ -213,7 +212,6 @@ class PeerMonitor:
         context that answers a probe has replaced the old one: the process restarted.
         """
         if message.kind is CmMessageKind.ALIVE:
-            self.stats.alive_received += 1
             answer = CmMessage(
                 kind=CmMessageKind.ALIVE_ANSWER,
                 context_guid=self.context_guid,

@@ -88,7 +88,6 @@ class UdpEndpoint:
         self.is_wildcard = address.is_unspecified
         self.is_full = False  # a datagram did not go: wait for room
         self.is_retiring = False  # closes when no connection needs it any more
-        self.sent_lost = 0
         self.socket = socket.socket(self.family, socket.SOCK_DGRAM)
         try:
             self._prepare(buffer_bytes)
@@ -111,21 +110,20 @@ class UdpEndpoint:
         return found
 
     def send(self, vector: UdpVector, parts: Sequence[BytesLike]) -> None:
-        """Send one datagram; one that cannot be sent is lost and counted."""
+        """Send one datagram; one that cannot be sent is lost."""
         ancillary = leaving_from(vector.host) if vector.host else []
         for _ in range(2):
             try:
                 self.socket.sendmsg(parts, ancillary, 0, vector.name)
             except BlockingIOError:
                 self.is_full = True
-                break
+                return
             except OSError as error:
                 # The error of an earlier datagram comes out here, once; `unreachable` has it.
                 if error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH):
-                    break
+                    return
             else:
                 return
-        self.sent_lost += 1
 
     def receive(self) -> Iterator[tuple[bytes, UdpVector]]:
         """Yield datagrams that have arrived, at most BATCH_MAX, each with its source."""

@@ -162,6 +162,14 @@ def test_a_request_without_private_data_speaks_4_0(data: bytes) -> None:
     ]
 
 
+@pytest.mark.parametrize(("failure", "count"), [(Failure.REJECTED, 1), (Failure.ERROR, 0)])
+def test_a_rejection_by_the_peer_is_counted_apart(failure: Failure, count: int) -> None:
+    bench = Bench()
+    bench.want()
+    bench.core.handle_failed(TO_HIGH, 1, failure, NOW)
+    assert (bench.stats.connect_failures, bench.stats.rejected_by_peer) == (1, count)
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -174,6 +182,7 @@ def test_a_reply_that_will_not_do_is_dropped_and_backed_off(data: bytes, reason:
     bench = Bench()
     bench.want()
     assert bench.establish(1, data) == [Abandon(TO_HIGH, 1), Refused(HIGH, reason)]
+    assert bench.stats.connect_failures == 1
     assert [type(action) for action in bench.wait(SECOND)] == [Connect]
 
 
@@ -234,6 +243,9 @@ def test_a_request_that_will_not_do_is_rejected(
     data = ConnectData(source=source, target=target, major=major).emit()
     bench.core.handle_request(REQUEST, HIGH, data, NOW)
     assert bench.actions() == [Reject(REQUEST, INCOMPATIBLE), Refused(HIGH, reason)]
+    is_address = reason is Reason.WRONG_ADDRESS
+    stats = bench.stats
+    assert (stats.refused_address, stats.refused_version) == (is_address, not is_address)
     assert bench.core.peers == ()
 
 
@@ -306,6 +318,7 @@ def test_the_passive_end_has_the_other_one_connect() -> None:
     active, passive = PeerKey(LOW, 0), PeerKey(LOW, 0, passive=True)
     bench.core.handle_request(REQUEST, LOW, bench.data(LOW, generation=OURS), NOW)
     bench.core.handle_failed(passive, REQUEST, Failure.ERROR, NOW)
+    assert bench.stats.accept_failures == 1
     bench.actions()
     bench.core.handle_wanted(passive, NOW)
     assert bench.actions() == [Connect(active, 1)]

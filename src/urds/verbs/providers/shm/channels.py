@@ -59,7 +59,6 @@ class ChannelCounters:
     trims: int = 0  # memory of a direction was given back
     peers_gone: int = 0
     peers_broke_protocol: int = 0
-    messages_not_sent: int = 0  # the socket was full
 
 
 class ChannelEnd(ABC):
@@ -110,9 +109,7 @@ class ChannelEnd(ABC):
         try:
             send_with_files(self.socket, emit_message(message), descriptors)
         except OSError:
-            # Full, or the peer is gone: the end of the socket will tell.
-            self._counters.messages_not_sent += 1
-            return False
+            return False  # full, or the peer is gone: the end of the socket will tell
         return True
 
     @abstractmethod

@@ -318,10 +318,6 @@ class TcpConnection(VerbsConnection):
         is_initiator = self._listener is None
         self._adapter.loop.unwatch(self._socket.fileno())
         self.stream = self._make_stream(self._qp, agreed, is_initiator=is_initiator)
-        if is_initiator:
-            self._adapter.stats.connections_made += 1
-        else:
-            self._adapter.stats.connections_taken += 1
         parameters = ConnectParameters(
             private_data=agreed.private_data,
             responder_resources=agreed.ird,

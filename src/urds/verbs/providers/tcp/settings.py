@@ -40,14 +40,10 @@ class TcpProviderSettings:
 class TcpStats:
     """Counts since the start, one per rare event and one per reason of a drop."""
 
-    connections_made: int = 0
-    connections_taken: int = 0
     pending_dropped: int = 0  # over the bounds
     pending_failed: int = 0  # no whole or no valid MPA frame
     requests_refused: int = 0  # backlog full
     streams_broken_by_peer: int = 0  # frames that break the rules
-    crc_errors: int = 0
     terminates_sent: int = 0
     terminates_received: int = 0
     streams_lost: int = 0  # ended without a word
-    datagrams_dropped_unsent: int = 0  # the socket did not take them

@@ -411,7 +411,6 @@ class IwarpStream:
 
     def _break(self, broken: StreamBroken) -> None:
         self._host.stats.streams_broken_by_peer += 1
-        self._host.stats.crc_errors += broken.code is TerminateCode.MPA_CRC
         self._terminate(broken.code, broken.header)
         self._end(ConnectionEventKind.BROKEN, str(broken))
 
