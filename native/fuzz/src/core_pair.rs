@@ -10,7 +10,7 @@ use std::io::IoSlice;
 use arbitrary::{Arbitrary, Unstructured};
 use urds_path::{
     AckMode, Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Owner, PathCore,
-    Payload, SLICES_MAX, WriteBuffer,
+    Payload, WriteBuffer,
 };
 
 use crate::mailboxes::{FIRST_PORT, Mailboxes};
@@ -19,6 +19,7 @@ const MS: u64 = 1_000_000;
 const STEPS_MAX: usize = 80;
 const OWNER: Owner = Owner(7);
 const ALL: usize = usize::MAX;
+const SLICES: usize = 1024;
 /// Around the lengths at which a payload is inline, owned, by reference, and lent.
 const SIZES: [usize; 10] = [0, 1, 40, 74, 75, 300, 8187, 8188, 9000, 40_000];
 const BYTES: [usize; 10] = [1, 30, 48, 60, 500, 8240, 9000, 20_000, 70_000, ALL];
@@ -192,14 +193,14 @@ impl Side {
             assert!(!wanted || self.core.receiver.acknowledging || !self.core.wants_to_write());
             return;
         };
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let mut slices = [IoSlice::new(&[]); SLICES];
         let used = write_buffer.fill(0, &mut slices);
         let bytes = slices[..used]
             .iter()
             .map(|slice| &slice[..])
             .collect::<Vec<_>>()
             .concat();
-        assert!(bytes.len() == write_buffer.len() || used == SLICES_MAX);
+        assert!(bytes.len() == write_buffer.len() || used == SLICES);
         assert!(write_buffer.single().is_none_or(|single| single == bytes));
         let taken = bytes.len().min(bytes_max);
         self.forth.written += taken as u64;

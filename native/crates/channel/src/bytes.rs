@@ -127,18 +127,6 @@ impl<P: Deref<Target = [u8]>> Rest<'_, P> {
 }
 
 impl Writer {
-    /// Begin with so many slots and bytes published and freed: for tests of what comes late.
-    pub fn starting_at(slots: u64, position: u64, bytes: u64) -> Self {
-        Self {
-            slots,
-            position,
-            bytes,
-            slots_freed: slots,
-            ring_freed: position,
-            bytes_freed: bytes,
-        }
-    }
-
     /// Return the count of all bytes written.
     #[inline]
     pub fn written(&self) -> u64 {
@@ -327,19 +315,6 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Begin with so many slots and bytes taken and told: for tests of what comes late.
-    pub fn starting_at(slots: u64, position: u64, bytes: u64) -> Self {
-        Self {
-            slots,
-            position,
-            bytes,
-            slots_told: slots,
-            ring_told: position,
-            bytes_told: bytes,
-            ..Self::default()
-        }
-    }
-
     /// Return what `has_news` needs to look without this.
     #[inline]
     pub fn place(&self) -> Place {

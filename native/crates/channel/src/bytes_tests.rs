@@ -12,6 +12,35 @@ use crate::sys::stepped::{self, Run};
 use crate::sys::{area, raw};
 use crate::test_memory::Own;
 
+impl Writer {
+    /// Begin with so many slots and bytes published and freed.
+    fn starting_at(slots: u64, position: u64, bytes: u64) -> Self {
+        Self {
+            slots,
+            position,
+            bytes,
+            slots_freed: slots,
+            ring_freed: position,
+            bytes_freed: bytes,
+        }
+    }
+}
+
+impl Reader {
+    /// Begin with so many slots and bytes taken and told.
+    fn starting_at(slots: u64, position: u64, bytes: u64) -> Self {
+        Self {
+            slots,
+            position,
+            bytes,
+            slots_told: slots,
+            ring_told: position,
+            bytes_told: bytes,
+            ..Self::default()
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Write(Vec<u8>, usize),

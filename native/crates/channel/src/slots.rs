@@ -21,7 +21,7 @@ mod reader;
 mod writer;
 
 pub use fields::{Fields, OPERANDS_BYTES, flags, kinds};
-pub use placing::{is_placing, place, revoke};
+pub use placing::{is_placing, place};
 pub use reader::{Reader, Taken};
 pub use writer::Writer;
 

@@ -18,7 +18,6 @@ const AT_VERSION: usize = 4;
 const AT_OPERATION: usize = 6;
 const AT_LENGTH: usize = 8;
 const AT_STATUS: usize = 12;
-const AT_SOCKET: usize = 16;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,11 +133,6 @@ impl Record {
         let mut bytes = [0; 24];
         bytes.copy_from_slice(&self.bytes[at..at + 24]);
         bytes
-    }
-
-    /// Return `SO_COOKIE` of the user end that an answer is about.
-    pub fn socket(&self) -> u64 {
-        self.long(AT_SOCKET)
     }
 }
 

@@ -135,24 +135,6 @@ pub fn send_timeout_ns(descriptor: i32) -> Option<u64> {
     (result == 0 && ns > 0).then_some(ns)
 }
 
-/// Return `SO_COOKIE` of a descriptor; 0 if it is no socket.
-pub fn cookie_of(descriptor: i32) -> u64 {
-    let mut cookie = 0u64;
-    let mut length = size_of::<u64>();
-    // SAFETY: both places are writable and as long as they say.
-    unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            descriptor,
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            &raw mut cookie,
-            &raw mut length,
-        )
-    };
-    cookie
-}
-
 /// Return the monotonic clock in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec {

@@ -24,7 +24,7 @@ pub mod gathering;
 pub mod held_wakes;
 pub mod host;
 pub mod line_floor;
-pub mod loop_path;
+mod loop_path;
 pub mod mailbox;
 pub mod operations;
 pub mod path;

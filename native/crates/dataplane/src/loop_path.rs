@@ -5,18 +5,11 @@
 //! Source: linux v6.12 net/rds/loop.c; that every address of 127/8 is a host of its own with
 //! congestion and a bounded queue is ours (docs/differences.md).
 
-use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
+use urds_path::{ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
 
 use crate::attached::{Attached, Delivery, Details};
 use crate::clock::wall_ns;
 use crate::state::{MailboxId, State};
-
-/// Delivers within the plane; the calls on paths that concern a stream do nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoopPath {
-    pub local: Address,
-    pub peer: Address,
-}
 
 impl State {
     /// Return whether the port of an address of this process is congested.

@@ -1,6 +1,5 @@
 //! Tables whose rows have numbers that are never reused.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
@@ -291,13 +290,11 @@ impl<T> IdSet<T> {
     }
 }
 
-/// Ids found by a key.
-pub type Index<K, T> = HashMap<K, Id<T>>;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::HashMap;
 
     #[test]
     fn a_stale_name_names_nothing() {

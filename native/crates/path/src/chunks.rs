@@ -48,13 +48,9 @@ impl Chunks {
         }
     }
 
-    /// Drop all messages and free the memory.
-    pub fn clear(&mut self) {
-        *self = Self::default();
-    }
-
     /// Return the bytes of memory held.
-    pub fn held_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn held_bytes(&self) -> usize {
         self.full.iter().map(Vec::capacity).sum::<usize>() + self.last.capacity()
     }
 

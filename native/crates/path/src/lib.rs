@@ -43,7 +43,7 @@ pub use peer_generations::PeerGenerations;
 pub use queued_messages::{Message, Row};
 pub use receiver::{Arriving, BodyReading, ControlMessage, MessageSink, Received, Receiver};
 pub use sender::Sender;
-pub use write_buffer::{SLICES_MAX, WriteBuffer};
+pub use write_buffer::WriteBuffer;
 
 #[cfg(test)]
 mod admission_tests;

@@ -3,7 +3,6 @@ use std::io::IoSlice;
 
 use super::*;
 use crate::kinds::NO_EXTENSION;
-use crate::write_buffer::SLICES_MAX;
 
 const ONE: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
@@ -59,7 +58,7 @@ impl World {
             .sender
             .frame(&mut write_buffer, bytes_max, 77, &mut self.counters);
         assert_eq!(made, write_buffer.len());
-        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let mut slices = [IoSlice::new(&[]); 1024];
         let used = write_buffer.fill(0, &mut slices);
         let bytes: Vec<u8> = slices[..used]
             .iter()

@@ -11,8 +11,6 @@ use std::iter;
 use crate::constants::HEADER_BYTES;
 use crate::payload::{INLINE_BYTES, Payload};
 
-/// Limit of slices in one write. Source: linux v6.12 include/uapi/linux/uio.h (`UIO_MAXIOV`).
-pub const SLICES_MAX: usize = 1024;
 /// Bytes of `joined` that an idle path keeps.
 const IDLE_BYTES: usize = 512;
 /// A full write is a little longer than 64 KiB: it gets no memory of 128.
@@ -56,8 +54,8 @@ impl WriteBuffer {
 
     /// Put the bytes after the first `skip` into `slices`; return how many slices are used.
     ///
-    /// Bytes that do not fit are left out: with [`SLICES_MAX`] slices none, in practice a dozen are
-    /// enough without long payloads.
+    /// Bytes that do not fit are left out; in practice a dozen slices are enough without long
+    /// payloads.
     pub fn fill<'a>(&'a self, skip: usize, slices: &mut [IoSlice<'a>]) -> usize {
         let (mut skip, mut used) = (skip, 0);
         for piece in self.pieces() {

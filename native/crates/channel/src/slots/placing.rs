@@ -35,12 +35,6 @@ pub fn place<M: SlotMemory>(
     is_valid
 }
 
-/// Begin to withdraw memory: after that, wait until each peer was seen not placing once.
-pub fn revoke(generation: &AtomicU64, next: u64) {
-    generation.store(next, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
-}
-
 /// Return whether the writer says that it is copying.
 #[inline]
 pub fn is_placing<M: SlotMemory>(memory: &M) -> bool {

@@ -164,15 +164,6 @@ impl ClientSide {
 
     // -- routes
 
-    /// Return the route of a destination, whatever its port, if it is known and not over.
-    ///
-    /// # Errors
-    /// `Busy`.
-    pub fn route(&self, to: &Name, tos: u8) -> Result<Option<Route>, Rejected> {
-        let _guard = self.lock_senders()?;
-        Ok(self.find_name(to, tos).ok())
-    }
-
     /// Remember the route of a destination, with the generation that the node gave with it.
     ///
     /// # Errors

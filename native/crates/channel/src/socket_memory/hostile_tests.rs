@@ -98,7 +98,7 @@ fn client(pair: &mut Pair, call: u8, with: usize) {
         _ => {
             pair.client.is_writable();
             pair.client.wait_for(1 << (with % 64), layout::WAIT_ANY);
-            let _ = pair.client.route(&tests::peer(1), 0);
+            pair.route(&tests::peer(1), 0);
         }
     }
 }

@@ -100,7 +100,6 @@ pub const SEND_SUBMISSION: usize = 56;
 
 // In a record of the receive area.
 pub const RECEIVE_NEXT: usize = 0;
-pub const RECEIVE_FLAGS: usize = 4;
 pub const RECEIVE_LENGTH: usize = 8;
 pub const RECEIVE_SCOPE: usize = 12;
 pub const RECEIVE_ADDRESS: usize = 16;

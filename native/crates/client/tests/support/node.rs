@@ -10,9 +10,9 @@ use urds_channel::journal;
 use urds_channel::socket_memory::{Arrival, Name, NodeSide, Sizes, Submission, layout};
 use urds_channel::sys::doorbell::{self, Heard};
 use urds_client::request::{FIELDS_AT, RECORD_BYTES};
-use urds_client::sys::{Owned, cookie_of};
+use urds_client::sys::Owned;
 
-use super::sys;
+use super::sys::{self, cookie_of};
 
 /// A socket as its node has it.
 struct Attached {

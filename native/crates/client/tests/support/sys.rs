@@ -31,6 +31,24 @@ pub fn writable(parts: &[libc::iovec]) -> Writable<'_> {
     unsafe { Writable::new(parts) }
 }
 
+/// Return `SO_COOKIE` of a descriptor; 0 if it is no socket.
+pub fn cookie_of(descriptor: i32) -> u64 {
+    let mut cookie = 0u64;
+    let mut length = mem::size_of::<u64>();
+    // SAFETY: both places are writable and as long as they say.
+    unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            descriptor,
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            &raw mut cookie,
+            &raw mut length,
+        )
+    };
+    cookie
+}
+
 fn owned(descriptor: i32) -> OwnedFd {
     assert!(descriptor >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: it was just made.
@@ -158,7 +176,7 @@ pub fn control_socket(nonblock: bool) -> (OwnedFd, OwnedFd) {
 
 /// Give a user end the name by which a process that did not make it knows what it is.
 fn name(user_end: i32) {
-    let text = format!("\0urds-fd/1/{:x}", urds_client::sys::cookie_of(user_end));
+    let text = format!("\0urds-fd/1/{:x}", cookie_of(user_end));
     // SAFETY: the address is as long as it says.
     unsafe {
         let mut address: libc::sockaddr_un = mem::zeroed();

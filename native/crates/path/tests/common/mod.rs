@@ -10,7 +10,7 @@ use urds_path::constants::{FLAG_CONG_BITMAP, HEADER_BYTES};
 use urds_path::extension::emit_generation;
 use urds_path::{
     AckMode, Arriving, Body, CongestionMap, Counters, DownReason, Freed, Header, Hold, Limits,
-    MessageSink, NO_EXTENSION, Owner, PathCore, Payload, SLICES_MAX, WriteBuffer,
+    MessageSink, NO_EXTENSION, Owner, PathCore, Payload, WriteBuffer,
 };
 
 pub const SOURCE: u16 = 4000;
@@ -206,7 +206,7 @@ impl Side {
 }
 
 pub fn bytes_of(write_buffer: &WriteBuffer) -> Vec<u8> {
-    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+    let mut slices = [IoSlice::new(&[]); 1024];
     let used = write_buffer.fill(0, &mut slices);
     let mut bytes = Vec::with_capacity(write_buffer.len());
     for slice in &slices[..used] {

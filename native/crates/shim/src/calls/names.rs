@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 
 use libc::{sockaddr, socklen_t};
+use urds_client::socket::TRANSPORT_NONE;
 use urds_client::{Name, Word};
 
 use super::{either, narrow};
@@ -97,7 +98,7 @@ fn bind_ours(fd: c_int, held: &Held, given: &[u8]) -> Answer {
     let transport = options.get(Word::Transport).wrapping_sub(1);
     let bound = socket.bind(fd, place::OF_SOCKET, &name, transport);
     match bound {
-        Ok(_) if transport == u32::MAX => options.set(Word::Transport, TRANSPORT_TCP + 1),
+        Ok(_) if transport == TRANSPORT_NONE => options.set(Word::Transport, TRANSPORT_TCP + 1),
         Err(libc::EADDRINUSE) => options.set(Word::Transport, 0), // kernel parity: it is lost
         _ => {}
     }
