@@ -7,7 +7,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use urds_channel::socket_memory::{Name, NodeSide, Sizes, Word, layout};
-use urds_channel::sys::area::Area;
+use urds_channel::sys::area::{Access, Area};
 use urds_channel::sys::{Errno, doorbell};
 use urds_channel::{congestion, journal, path_journal};
 use urds_dataplane::attached::SocketParts;
@@ -103,10 +103,10 @@ pub fn duplicate(descriptor: i32) -> PyResult<i32> {
 
 /// Map what the node keeps of a socket; the descriptors stay the caller's.
 pub fn parts(node_end: i32, memory: i32, journal: i32) -> PyResult<SocketParts> {
-    let area = Area::map(memory).map_err(raised)?;
-    let side = NodeSide::new(area, Area::map(journal).map_err(raised)?).map_err(raised)?;
-    let to_read = Area::map_to_read(memory).map_err(raised)?;
-    let memory = SendMemory::new(to_read, Area::map(journal).map_err(raised)?).map_err(raised)?;
+    let (area, to_read) = Area::map_twice(memory, Access::Reads).map_err(raised)?;
+    let (mine, of_messages) = Area::map_twice(journal, Access::Writes).map_err(raised)?;
+    let side = NodeSide::new(area, mine).map_err(raised)?;
+    let memory = SendMemory::new(to_read, of_messages).map_err(raised)?;
     let control = duplicate(node_end)?;
     Ok(SocketParts {
         control,

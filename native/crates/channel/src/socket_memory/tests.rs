@@ -8,7 +8,7 @@ use std::thread;
 use super::layout::{self, RECORD_BYTES, ROUTE_GONE, WAIT_SLEEPERS};
 use super::*;
 use crate::journal;
-use crate::sys::area::Area;
+use crate::sys::area::{Access, Area};
 use crate::sys::raw;
 
 /// A socket's memory with both sides, and what maps it again.
@@ -256,6 +256,26 @@ fn no_destination_holds_the_socket() {
     assert!(pair.send(2, &[0; 1024]).is_ok(), "beside it");
     assert_eq!(pair.send(1, b"x"), Err(Rejected::FullBesideOthers));
     assert_eq!(pair.send(1, &[0; 9000]), Err(Rejected::TooLong));
+}
+
+#[test]
+fn one_file_is_mapped_for_two_owners() {
+    let pair = pair(&small());
+    let (mine, to_read) = Area::map_twice(pair.memory, Access::Reads).expect("two mappings");
+    let (_, to_write) = Area::map_twice(pair.memory, Access::Writes).expect("two mappings");
+    assert_eq!(mine.length(), to_read.length());
+    mine.word(layout::AT_OPTIONS).store(7, Ordering::Relaxed);
+    to_write
+        .word(layout::AT_OPTIONS + 4)
+        .store(8, Ordering::Relaxed);
+    drop(mine);
+    let seen = [0, 4].map(|at| {
+        to_read
+            .word(layout::AT_OPTIONS + at)
+            .load(Ordering::Relaxed)
+    });
+    assert_eq!(seen, [7, 8]);
+    assert!(Area::map_twice(-1, Access::Writes).is_err());
 }
 
 #[test]

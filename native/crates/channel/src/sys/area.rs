@@ -19,6 +19,13 @@ pub struct Area {
     length: usize,
 }
 
+/// What the second owner of a file does with its mapping.
+#[derive(Debug, Clone, Copy)]
+pub enum Access {
+    Reads,
+    Writes,
+}
+
 // SAFETY: the mapping belongs to no thread; its bytes are only copied, its words are atomics.
 unsafe impl Send for Area {}
 // SAFETY: as above.
@@ -41,8 +48,26 @@ impl Area {
         Self::map_with(file, libc::PROT_READ)
     }
 
-    fn map_with(file: i32, protection: libc::c_int) -> Result<Self, Errno> {
+    /// Map one file for two owners: the first may write, the second as well unless it only reads.
+    ///
+    /// # Errors
+    /// As `map`.
+    pub fn map_twice(file: i32, second: Access) -> Result<(Self, Self), Errno> {
         let length = sealed_length(file)?;
+        let first = Self::map_length(file, length, libc::PROT_READ | libc::PROT_WRITE)?;
+        let protection = match second {
+            Access::Reads => libc::PROT_READ,
+            Access::Writes => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        Ok((first, Self::map_length(file, length, protection)?))
+    }
+
+    fn map_with(file: i32, protection: libc::c_int) -> Result<Self, Errno> {
+        Self::map_length(file, sealed_length(file)?, protection)
+    }
+
+    /// Map a file that has this length for good.
+    fn map_length(file: i32, length: usize, protection: libc::c_int) -> Result<Self, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let first = unsafe {
             libc::mmap(
@@ -286,5 +311,6 @@ fn fill_in(file: i32, length: usize) -> Result<(i32, Area), Errno> {
         check(libc::ftruncate(file, bytes))?;
         check(libc::fcntl(file, libc::F_ADD_SEALS, SEALS))?;
     }
-    Ok((file, Area::map(file)?))
+    let area = Area::map_length(file, length, libc::PROT_READ | libc::PROT_WRITE)?;
+    Ok((file, area))
 }
