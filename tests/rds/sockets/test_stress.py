@@ -22,6 +22,7 @@ import pytest
 from tests.parity.planes import Remote
 from tests.rds.sockets.hosts import host
 from tests.support.planes import PLANES, in_use
+from tests.support.waiting import BUSY_S
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import (
     Agreement,
@@ -243,10 +244,15 @@ class Run:
         threads.append(thread)
         thread.start()
 
-    def go(self, during: Callable[[], None] = lambda: None) -> None:
-        """Let all send, then wait until all has arrived."""
+    def go(
+        self,
+        during: Callable[[], None] = lambda: None,
+        is_enough: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Let all send, for longer while not enough has happened; wait until all has arrived."""
         end = time.monotonic() + self.run_s
-        while time.monotonic() < end and not self.failures:
+        latest = end + BUSY_S
+        while time.monotonic() < (end if is_enough() else latest) and not self.failures:
             during()
             time.sleep(0.01)
             self.counters.watch()
@@ -317,7 +323,7 @@ def test_streams_are_replaced_under_full_load() -> None:
             replaced += 1
 
     try:
-        run.go(during=replace)
+        run.go(during=replace, is_enough=lambda: replaced > 20)
         assert run.counters.done() and not run.counters.wrong and not run.failures, run.verdict()
         assert run.counters.silence_s < SILENCE_S, run.verdict()
         assert replaced > 20
@@ -344,13 +350,18 @@ def test_no_wait_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> 
         time.sleep(rng.random() * 0.08)
         rng.choice(nodes).backend.break_connections()
 
+    def downs() -> int:
+        return nodes[0].backend.counters()["rdma_downs"]
+
     try:
-        run.go(during=break_one if breaks else lambda: None)
+        if breaks:
+            run.go(during=break_one, is_enough=lambda: downs() >= 3)
+        else:
+            run.go()
         assert run.counters.done() and not run.counters.wrong and not run.failures, run.verdict()
         assert run.counters.silence_s < SILENCE_S, run.verdict()
-        downs = nodes[0].backend.counters()["rdma_downs"]
-        assert (downs >= 3) is breaks  # how many depends on the machine
-        print(f"{downs} breaks, {run.verdict()}")
+        assert (downs() >= 3) is breaks
+        print(f"{downs()} breaks, {run.verdict()}")
     finally:
         run.close()
 
