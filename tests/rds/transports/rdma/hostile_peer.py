@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.rds.transports.rdma.victim import CANARY, GUARD_BYTES, INBOX_PORT, NodeProcess
 from tests.support.places import take_subnet
-from tests.support.waiting import wait_until
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.rds.transports.rdma.attempts import port_of
 from urds.rds.transports.rdma.device import RdmaDevice
@@ -368,7 +368,7 @@ class Siege:
         before = self.victim.ask("counters")
         yield
         due = {name: before[name] + rise for name, rise in by.items()}
-        end_s = time.monotonic() + 2.0
+        end_s = time.monotonic() + BUSY_S
         while (now := self.victim.ask("counters")) and any(now[one] < due[one] for one in due):
             assert time.monotonic() < end_s, {one: now[one] - before[one] for one in due}
         assert {one: now[one] - before[one] for one in due} == by
