@@ -117,6 +117,7 @@ class UnknownPeer:
         self.rejection = b""
         self.receives = receives  # that are posted, and posted again; 0: it never reads
         self.answers_with = b""  # to requests of the victim, once it listens
+        self.posted = 0  # requests
         self._numbers = itertools.count(1 << 32)
         self._connection: VerbsConnection | None = None
         self._listener: Listener | None = None
@@ -240,6 +241,7 @@ class UnknownPeer:
                 self.ended.append(Ended(number, WCStatus.WR_FLUSH_ERR))
                 return number
             self.qp.post_send(wr, adapter.now_ns())
+            self.posted += 1
             adapter.progress_qp(self.qp)
         return number
 
