@@ -24,7 +24,7 @@ from tests.verbs.shm_world import (
 )
 from urds.verbs.engine.numbers import QPState, QPType, WCStatus, WROpcode
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
-from urds.verbs.providers.base import ConnectParameters, PortSpace
+from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
 from urds.verbs.providers.shm import open_adapter
 from urds.verbs.providers.shm.channels import MTU_BYTES
 from urds.verbs.providers.shm.rendezvous import Rendezvous
@@ -341,6 +341,25 @@ def test_many_openings_of_one_process_talk_pairwise(place: Path) -> None:
         assert side.poll()[0].status == WCStatus.SUCCESS
     for side in sides:
         side.close()
+
+
+def test_the_end_of_a_listener_that_dies_is_told_behind_the_connect(place: Path) -> None:
+    """Its socket is closed and its name still locked: for a moment, as a process ends.
+
+    Who connects does not know the connection before, and passes over what is told of it.
+    """
+    side, dying = Side(place), Rendezvous(b"d" * 16, place)
+    name = dying.claim(PortSpace.TCP, "127.0.0.1", 7000)
+    dying.socket.close()
+    with side.adapter.lock:
+        side.adapter.connect(
+            side.qp, ("127.0.0.1", 7000), PortSpace.TCP, ConnectParameters(), on_event=side.note
+        )
+        assert side.events == []
+    assert side.wait_over() is ConnectionEventKind.ERROR
+    name.close()
+    dying.close()
+    side.close()
 
 
 assert RING_BYTES < 8 * BUFFER_BYTES, "the tests of full rings fill them"

@@ -236,7 +236,7 @@ class PacketAdapter(PacketForm, Adapter):
                     self.finish_pass()  # before sending: what sinks post leaves with the answers
                 if self._dirty:
                     self._progress_entry(self._dirty.popitem()[1])
-                elif self._soon:
+                elif self._soon and not self._is_connecting:  # else a batch is due at once
                     self._soon.popleft()()
                 elif not (self.later or self.cm.has_news):
                     break
@@ -406,11 +406,11 @@ class PacketAdapter(PacketForm, Adapter):
             self._request_batch()
             return connection
         connection.request(route, parameters, timeout_ns)
-        self._is_connecting = True
+        was_connecting, self._is_connecting = self._is_connecting, True  # by whom this is called
         try:
             self.flush()
         finally:
-            self._is_connecting = False
+            self._is_connecting = was_connecting
         return connection
 
     # -- calls of connections and listeners

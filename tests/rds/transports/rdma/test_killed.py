@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,17 @@ from tests.rds.transports.rdma.killed_peer import (
     socket_at,
 )
 from tests.support.children import Forks
-from tests.support.waiting import wait_until
-from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
-from urds.rds.plane.contract import Mailbox, Operation
+from tests.support.waiting import BUSY_S, wait_until
+from urds.rds.constants import MSG_DONTWAIT, RDS_PORT, RdmaStatus
+from urds.rds.plane.contract import Mailbox, MailboxSettings, Operation
+from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
+from urds.rds.settings import Settings
 from urds.rds.transports.rdma.link import Link
 from urds.rds.transports.rdma.sending import Outgoing
 from urds.rds.transports.rdma.surroundings import Surroundings
+from urds.verbs.providers.base import PortSpace
+from urds.verbs.providers.shm.rendezvous import Rendezvous
 
 SEEDS = range(int(os.environ.get("TEST_KILL_SEEDS", "1")))  # more of them by hand
 DEVICES = ("shm0", "tcp0")
@@ -217,6 +222,35 @@ def test_a_node_is_killed_and_begins_anew(
         peers.kill(number)
         wait_until(lambda: here.kept()[:3] == (0, 0, 1))  # of keys, this socket's region alone
         assert here.kept()[3] <= kept[0][3] + 1
+
+
+def test_an_attempt_that_meets_a_process_as_it_ends_fails_at_once() -> None:
+    """Its name is still locked, nothing listens any more; else its restart waits half a minute."""
+    address = subnet()
+    here, there = address(1), address(2)
+    dying = Rendezvous(random.randbytes(16))
+    name = dying.claim(PortSpace.TCP, there, RDS_PORT)
+    dying.socket.close()
+    values = {"rdma_devices": ("shm0",), "transport": "ib", "drain_s": 0, "linger_s": 0}
+    with contextlib.ExitStack() as ending:
+        ending.callback(dying.close)
+        ending.callback(name.close)
+        backends = [InProcess(Settings.load(values, environ={})) for _ in range(2)]
+        for backend in backends:
+            ending.callback(backend.close)
+
+        def bind(backend: InProcess, local: str) -> Mailbox:
+            settings = MailboxSettings()
+            return backend.bind(
+                address=ip_address(local), port=PORT, settings=settings, transport=None
+            )
+
+        bind(backends[0], here).sendto(b"kept", (there, PORT))
+        wait_until(lambda: backends[0].counters()["rdma_connect_failures"] > 0)
+        name.close()
+        receiver = bind(backends[1], there)
+        message = receiver.receive(wait_ns=int(BUSY_S * 1e9))
+        assert message is not None and message.payload == b"kept"
 
 
 def numbers(payloads: list[bytes]) -> list[int]:

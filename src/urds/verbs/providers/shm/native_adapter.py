@@ -226,6 +226,9 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         """Do what the channels leave to the device, within a batch; then let them read on."""
         if self._is_taking_news:
             return
+        if self._is_connecting:  # they may be of the connection that is being asked for
+            self.call_soon(self._take_news)
+            return
         self._is_taking_news = True
         try:
             while events := self.channel_engine.take_channel_events():
