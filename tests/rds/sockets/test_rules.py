@@ -21,6 +21,7 @@ from tests.rds.sockets.remote import RemotePeer
 from tests.support.errnos import refused
 from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, SockOpt
+from urds.rds.plane.contract import PathRow
 from urds.rds.runtime.inprocess import InProcess
 
 pytestmark = pytest.mark.each_carrier("shm0")
@@ -72,6 +73,11 @@ def sends_until(code: int, sock: urds.Socket, target: tuple[str, int]) -> int:
             if failure.errno == code:
                 return taken
     raise AssertionError(f"never {errno.errorcode[code]}")
+
+
+def is_under_way(row: PathRow) -> bool:
+    """Tell whether messages of a path are not in their receive queues yet."""
+    return bool(row.unsent_messages or row.unacknowledged_messages)
 
 
 # -- the send queue
@@ -228,10 +234,14 @@ def test_a_full_port_is_full_for_all_senders_and_others_are_not(
 @pytest.mark.rule(
     "rds7-uncongested-update", "rds7-uncongested-sender-resumes", "rds7-poll-wakes-on-update",
 )  # fmt: skip
-def test_below_half_the_port_is_free_and_poll_says_so(near: urds.Socket, new_far: NewFar) -> None:
+def test_below_half_the_port_is_free_and_poll_says_so(
+    near: urds.Socket, new_far: NewFar, backend: InProcess
+) -> None:
     far = new_far(5000, receive_bytes=16384)
     taken = sends_until(errno.ENOBUFS, near, (FAR, 5000))
     assert "POLLIN" not in poll_bits(near)
+    # All are in the queue that is read, else it is below half before the last of them has come.
+    wait_until(lambda: not any(map(is_under_way, backend.snapshot().paths)))
     for _ in range(taken - 9):
         far.recv(2000)
     time.sleep(QUIET_S)
