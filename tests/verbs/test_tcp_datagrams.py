@@ -2,11 +2,13 @@
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from ipaddress import IPv6Address
 
 import pytest
 
 from tests.verbs.tcp_ends import End, adapters
-from urds.verbs.engine.numbers import GRH_BYTES, QPAttrMask, QPState, QPType
+from urds.verbs.engine.numbers import GRH_BYTES, QPAttrMask, QPState, QPType, WCStatus
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.base import (
@@ -96,6 +98,20 @@ def test_what_is_no_message_of_a_manager_is_dropped_and_counted(
     far.until(lambda: openings[1].datagrams.packets.dropped_manager == 1)
     send(near, b"and on", far)
     assert far.received()[0].byte_len == GRH_BYTES + 6
+
+
+def test_a_datagram_that_the_system_refuses_is_counted_and_completes(
+    openings: tuple[TcpAdapter, ...],
+) -> None:
+    near = ready(openings[0])
+    broadcast = IPv6Address("::ffff:255.255.255.255")  # EACCES without SO_BROADCAST
+    wr = SendWR(sg=[near.memory(b"x").sge()])
+    wr.set_wr_ud(replace(openings[1].datagrams.vector, dgid=broadcast.packed), 2, QKEY)
+    with near.adapter.lock:
+        near.qp.post_send(wr, near.adapter.now_ns())
+        near.adapter.progress_qp(near.qp)
+    near.until(lambda: openings[0].stats.datagrams_dropped_unsent == 1)
+    assert near.sent()[0].status is WCStatus.SUCCESS
 
 
 # -- the datagram port space

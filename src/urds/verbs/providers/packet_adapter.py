@@ -406,7 +406,7 @@ class PacketAdapter(PacketForm, Adapter):
             self._request_batch()
             return connection
         connection.request(route, parameters, timeout_ns)
-        was_connecting, self._is_connecting = self._is_connecting, True  # by whom this is called
+        was_connecting, self._is_connecting = self._is_connecting, True  # its caller may be one
         try:
             self.flush()
         finally:

@@ -13,7 +13,6 @@ import select
 import socket
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
@@ -84,10 +83,12 @@ class DatagramAdapter(LoopPacketAdapter):
     # -- what a packet provider gives
 
     def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
-        with suppress(OSError):  # a datagram that the socket does not take is lost
+        try:
             way = self._heard.get(destination) or self._socket_towards(destination)
             name = resolve((host_of(destination.dgid), destination.port))[1]
             way.sendmsg(parts, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, name)
+        except OSError:
+            self._host.stats.datagrams_dropped_unsent += 1
 
     def _resolve(
         self, peer: HostPort, local: HostPort | None, space: PortSpace

@@ -47,3 +47,4 @@ class TcpStats:
     terminates_sent: int = 0
     terminates_received: int = 0
     streams_lost: int = 0  # ended without a word
+    datagrams_dropped_unsent: int = 0  # the socket did not take them
