@@ -110,10 +110,22 @@ def test_more_connections_than_the_node_takes(start_node: StartNode) -> None:
     assert node.status()["deaths"] == 0
 
 
+def descriptors_at_rest(pid: int) -> set[int]:
+    """Return the descriptors of a process once the connections of its last answers are closed."""
+    looks: list[set[int]] = []
+
+    def is_at_rest() -> bool:
+        looks.append(set(map(int, os.listdir(f"/proc/{pid}/fd"))))
+        return len(looks) > 10 and all(one == looks[-1] for one in looks[-10:])
+
+    wait_until(is_at_rest)
+    return looks[-1]
+
+
 def test_without_descriptors_each_request_is_answered_and_the_others_say_so(node: Node) -> None:
     """A connection takes the spare one; its answer says EMFILE instead of being late."""
     end, worker = node.open(), node.status()["worker"]
-    used = set(map(int, os.listdir(f"/proc/{worker}/fd")))
+    used = descriptors_at_rest(worker)
     lowest_free = next(number for number in range(len(used) + 1) if number not in used)
     soft, hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)
     resource.prlimit(worker, resource.RLIMIT_NOFILE, (lowest_free, hard))
