@@ -326,20 +326,10 @@ class Socket:
         except OSError:
             return False
         nap_s = _NAP_S
-        while time.monotonic() < until_s and self._has_queued():
+        while time.monotonic() < until_s and self.unacknowledged:
             await progress.nap(nap_s)
             nap_s = min(2 * nap_s, _NAP_S_MAX)
         return True
-
-    def _has_queued(self) -> bool:
-        """Tell whether a message, be it empty, may not be with its peer yet."""
-        mailbox = self._socket.mailbox
-        assert self._plane is not None
-        snapshot = self._plane.snapshot()
-        return any(
-            (row.local, row.local_port) == (mailbox.local, mailbox.port)
-            for row in (*snapshot.send_queue, *snapshot.retransmit_queue)
-        )
 
     async def __aenter__(self) -> Self:
         """Return the socket; it is closed at the end of the block."""
