@@ -81,6 +81,7 @@ def break_with_unread_bytes(lab: Lab, order: str) -> list[bytes]:
     with receiver.blind(sender.address):
         send(sender, receiver, SENT)
         stream = sender.stream(receiver.address)
+        wait_until(lambda: not sender.row(receiver.address).unsent_messages)
         wait_until(lambda: not stream.unacknowledged())
         receiver.backend.break_connections()
         wait_until(lambda: sender.counters["downs"] > 0)
