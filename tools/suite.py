@@ -108,7 +108,7 @@ class Part:
     options: tuple[str, ...] = ()
     workers: int = WORKERS
     limit_s: int = 1600  # its tests end then, and what they found is reported
-    is_more: bool = False  # of the same: what there is time for, and the end of it is no failure
+    may_be_cut: bool = False  # more of the same: its end at the limit is no failure
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -151,9 +151,11 @@ def beyond(plane: str) -> Iterator[Part]:
         attached = {"TEST_BACKEND": "attached", **LONGER}
         yield Part("beyond-attached", NATIVE, OVER_NODES, marks, variables=attached)
     seeds = ("--seeds", f"{SEEDS}:")
-    yield Part("beyond-seeds", plane, SEEDED, options=seeds, is_more=True)
+    yield Part("beyond-seeds", plane, SEEDED, options=seeds, may_be_cut=True)
     thorough = {"TEST_HYPOTHESIS": "thorough"}
-    yield Part("beyond-examples", plane, HYPOTHESIS, "hypothesis", variables=thorough, is_more=True)
+    yield Part(
+        "beyond-examples", plane, HYPOTHESIS, "hypothesis", variables=thorough, may_be_cut=True
+    )
 
 
 SUITES = {"quick": quick, "check": check, "test": test, "beyond": beyond}
@@ -182,7 +184,7 @@ def run(part: Part, pytest: list[str], end_s: float) -> int:
     print(f"{part.name}: {', '.join(part.paths)} on the {part.plane} plane", flush=True)
     started_s = time.monotonic()
     limit_s = min(part.limit_s, max(end_s - started_s, 0))
-    if part.is_more and limit_s < COLLECTION_S:
+    if part.may_be_cut and limit_s < COLLECTION_S:
         print(f"{part.name}: no time is left for it", flush=True)
         return 0
     process = subprocess.Popen(
@@ -198,7 +200,7 @@ def run(part: Part, pytest: list[str], end_s: float) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        code = int(not part.is_more or has_failed(report))
+        code = int(not part.may_be_cut or has_failed(report))
     print(f"{part.name}: {time.monotonic() - started_s:.0f} s", flush=True)
     return code
 

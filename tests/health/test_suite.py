@@ -26,7 +26,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("is_more", "text", "code"),
+    ("may_be_cut", "text", "code"),
     [
         (False, REPORT.format(0), 1),
         (True, REPORT.format(0), 0),
@@ -35,15 +35,15 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_end_at_the_limit(
-    monkeypatch: pytest.MonkeyPatch, is_more: bool, text: str, code: int
+    monkeypatch: pytest.MonkeyPatch, may_be_cut: bool, text: str, code: int
 ) -> None:
     monkeypatch.setattr(suite, "COLLECTION_S", 0)
-    part = Part("one", NATIVE, limit_s=1, workers=0, is_more=is_more)
+    part = Part("one", NATIVE, limit_s=1, workers=0, may_be_cut=may_be_cut)
     end_s = time.monotonic() + 60
     assert suite.run(part, [sys.executable, "-c", FAKE, text], end_s) == code
 
 
 def test_more_of_the_same_is_left_out_where_no_time_is_left(reports: Path) -> None:
-    part = Part("one", NATIVE, is_more=True)
+    part = Part("one", NATIVE, may_be_cut=True)
     assert suite.run(part, ["no-such-program"], time.monotonic() + 1) == 0
     assert not list(reports.iterdir())

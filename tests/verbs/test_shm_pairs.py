@@ -346,7 +346,7 @@ def test_many_openings_of_one_process_talk_pairwise(place: Path) -> None:
 def test_the_end_of_a_listener_that_dies_is_told_behind_the_connect(place: Path) -> None:
     """Its socket is closed and its name still locked: for a moment, as a process ends.
 
-    Who connects does not know the connection before, and passes over what is told of it.
+    The caller of `connect` does not know the connection before, and passes over events of it.
     """
     side, dying = Side(place), Rendezvous(b"d" * 16, place)
     name = dying.claim(PortSpace.TCP, "127.0.0.1", 7000)

@@ -13,7 +13,8 @@ def number_of(value: object, what: str) -> float:
 
     Raises TypeError: it is none; ValueError: NaN.
     """
-    if not isinstance(value, SupportsFloat | SupportsIndex):
+    # The classes first: protocols take microseconds to ask, and each call with a time asks.
+    if not isinstance(value, (int, float, SupportsFloat, SupportsIndex)):
         given = "None" if value is None else f"{type(value).__name__} {value!r}"
         raise TypeError(f"{what} must be a number, not {given}")
     try:

@@ -14,7 +14,7 @@ runs the simulated device until the event is there, yielding to other tasks betw
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from urds.verbs.context import Context, weak_call
 from urds.verbs.engine.numbers import QPState
@@ -23,6 +23,7 @@ from urds.verbs.errors import (
     VerbsArgumentError,
     VerbsError,
     VerbsTimeoutError,
+    demand_integer,
     demand_kind,
     demand_waiting_time,
     verbs_error,
@@ -267,7 +268,7 @@ class CQ(Resource):
         channel, no number.
         """
         demand_kind(context, Context, "CQ(): context")
-        demand_kind(vector, SupportsIndex, "CQ(): vector")
+        demand_integer(vector, "CQ(): vector")
         self.context = context
         self.cq_context = cq_context
         self._channel: CompChannel | None = None
@@ -330,7 +331,7 @@ class CQ(Resource):
 
         Never waits; where none is queued the device makes progress once. From any thread.
         """
-        demand_kind(num_entries, SupportsIndex, "poll(): num_entries")
+        demand_integer(num_entries, "poll(): num_entries")
         with self._lock:
             self._demand_open()
             completions = self.engine.poll(num_entries)
@@ -347,7 +348,7 @@ class CQ(Resource):
         VerbsArgumentError: the queue has no room for so many, or no time; TypeError;
         VerbsClosedError.
         """
-        demand_kind(count, SupportsIndex, "wait_for(): count")
+        demand_integer(count, "wait_for(): count")
         timeout_s = demand_waiting_time(timeout_s)
         if not 1 <= count <= self.cqe:
             raise VerbsArgumentError(f"{count} completions of a queue for {self.cqe}")
@@ -396,7 +397,7 @@ class CQ(Resource):
 
         Raises VerbsArgumentError: more than `unacked_events`.
         """
-        demand_kind(num_events, SupportsIndex, "ack_events(): num_events")
+        demand_integer(num_events, "ack_events(): num_events")
         with self._calling():
             if self._native is not None:
                 self._native.public_ack_events(num_events)
@@ -451,7 +452,7 @@ class CQ(Resource):
         return found
 
     def _demand_capacity(self, cqe: int) -> None:
-        demand_kind(cqe, SupportsIndex, "CQ(): cqe")
+        demand_integer(cqe, "CQ(): cqe")
         cqe_max = self.context.attributes.max_cqe
         if not 1 <= cqe <= cqe_max:
             raise VerbsArgumentError(f"completion queue of {cqe} entries, from 1 to {cqe_max}")

@@ -86,6 +86,13 @@ def demand_kind(value: object, kind: type | tuple[type, ...], what: str) -> None
         raise TypeError(f"{what} must be {names}, not {given}")
 
 
+def demand_integer(value: object, what: str) -> None:
+    """Raise TypeError, with what was given, for a value that is no integer."""
+    # The class first: a protocol takes microseconds to ask, and each poll asks.
+    if type(value) is not int:
+        demand_kind(value, SupportsIndex, what)
+
+
 def demand_waiting_time(timeout_s: object) -> float | None:
     """Return how many seconds a call waits; infinity is `None`, for ever.
 

@@ -9,13 +9,18 @@ Source: docs/reference/verbs-and-roce.md 11, 18.
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from urds.common.buffers import address_of, bytes_of
 from urds.verbs.context import PD
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import AccessFlag, SendFlag, UnsupportedAccessFlag
-from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, demand_kind
+from urds.verbs.errors import (
+    VerbsArgumentError,
+    VerbsNotSupportedError,
+    demand_integer,
+    demand_kind,
+)
 from urds.verbs.records import SGE
 from urds.verbs.resource import Resource
 
@@ -169,7 +174,7 @@ class MR(Resource):
     # -- inside
 
     def _supported(self, access: int) -> AccessFlag:
-        demand_kind(access, SupportsIndex, "access")
+        demand_integer(access, "access")
         if unsupported := access & _UNSUPPORTED_ACCESS:
             named = UnsupportedAccessFlag(unsupported)
             raise VerbsNotSupportedError(self.pd.context.name, f"access {named.name}")

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any, ClassVar, Final, SupportsIndex, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from urds.common.types import BytesLike
 from urds.verbs.context import PD, vector_of
@@ -32,6 +32,7 @@ from urds.verbs.errors import (
     VerbsArgumentError,
     VerbsNotSupportedError,
     VerbsPostError,
+    demand_integer,
     demand_kind,
 )
 from urds.verbs.mr import MW, MWBind, MWBindInfo
@@ -150,7 +151,7 @@ class SRQ(Resource):
             return SrqAttr(self.engine.capacity, self.engine.max_sge, self.engine.limit)
 
     def _demand_capacity(self, max_wr: int) -> None:
-        demand_kind(max_wr, SupportsIndex, "max_wr")
+        demand_integer(max_wr, "max_wr")
         limit = self.pd.context.attributes.max_srq_wr
         if not 1 <= max_wr <= limit:
             raise VerbsArgumentError(f"max_wr {max_wr}, from 1 to {limit}")
@@ -495,7 +496,7 @@ def _check_capacities(cap: QPCap, attributes: DeviceAttributes) -> None:
         ("max_inline_data", cap.max_inline_data, attributes.max_inline_data),
     )
     for name, value, limit in limits:
-        demand_kind(value, SupportsIndex, name)
+        demand_integer(value, name)
         if not 0 <= value <= limit:
             raise VerbsArgumentError(f"{name} {value}, from 0 to {limit}")
 

@@ -7,13 +7,13 @@ either kind. `WC` is one tuple for both.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, SupportsIndex, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from urds.common.errors import PlaneError, SettingError
 from urds.common.implementation import NATIVE, choose
 from urds.verbs.engine import work
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
-from urds.verbs.errors import demand_kind
+from urds.verbs.errors import demand_integer, demand_kind
 
 __all__ = ["PIECES", "RECEIVES", "SENDS", "SGE", "WC", "RecvWR", "SendWR"]
 
@@ -51,4 +51,4 @@ def demand_pieces(sg: object) -> None:
     for piece in cast("Sequence[object]", sg):
         demand_kind(piece, PIECES, "a piece of sg")
         for name in ("addr", "length", "lkey"):
-            demand_kind(getattr(piece, name), SupportsIndex, f"SGE(): {name}")
+            demand_integer(getattr(piece, name), f"SGE(): {name}")

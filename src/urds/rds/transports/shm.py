@@ -129,12 +129,12 @@ def packed(greeting: Greeting) -> bytes:
 
 
 def taken(port: int) -> bytes:
-    """Return the answer of who takes an offer, with its port."""
+    """Return the answer that takes an offer, with the port of its sender."""
     return _TAKEN.pack(_TAKEN_MAGIC, port)
 
 
 def port_of_taker(answer: bytes) -> int | None:
-    """Return the port of who took an offer; None if that is not what an answer says."""
+    """Return the port in an answer that takes an offer; None for any other answer."""
     if len(answer) != _TAKEN.size:
         return None
     magic, port = _TAKEN.unpack(answer)
