@@ -21,6 +21,7 @@ from tests.rds.sockets.recording import in_place, outcome, readable
 from tests.rds.sockets.replay import World
 from tests.shim import called
 from tests.shim.conftest import Programs
+from tests.support.ports import sole_ipv6_host
 from urds.rds.node import commands
 
 WAY = table.Way("tcp", over_nodes=True)
@@ -91,6 +92,7 @@ def rows_of(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Cal
     def rows_of(where: str) -> Rows:
         made: Rows = {}
         with ExitStack() as ending:
+            ending.enter_context(sole_ipv6_host())  # until the nodes have ended
 
             def node() -> Programs:
                 place = str(tmp_path_factory.mktemp("node") / "node.sock")
