@@ -2,15 +2,19 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from ipaddress import ip_address
 
 import pytest
 
 import urds
+from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.support.planes import chosen, in_use
+from urds.rds.constants import RDS_TCP_PORT, SOL_RDS, SockOpt, Transport
 from urds.rds.plane.choose import PYTHON
 from urds.rds.runtime.inprocess import InProcess
 
@@ -35,6 +39,54 @@ def test_the_next_bind_finds_address_and_port_free(
         assert len(waited_for) == (3 if in_use() == PYTHON else 4)
         if in_use() == PYTHON:
             assert waited_for == backend.plane.passes.poll_set._watched.keys()
+
+
+def is_free(address: str) -> bool:
+    """Tell whether another process could be the host of an address."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, RDS_TCP_PORT))
+        except OSError:
+            return False
+    return True
+
+
+def test_an_address_whose_first_bind_fails_is_free_for_other_processes() -> None:
+    """Though this one goes on, with sockets at other addresses; and it may have it later."""
+    with backend_with(rdma_devices=["missing0"]), urds.Socket() as other, urds.Socket() as sock:
+        other.bind((host(1), 0))
+        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, Transport.IB)
+        for address in (host(2), host(1)):
+            with pytest.raises(OSError, match="missing0") as refused:
+                sock.bind((address, 0))
+            assert refused.value.errno == errno.ENOPROTOOPT
+            assert is_free(address) == (address == host(2))
+        with urds.Socket() as later:
+            later.bind((host(2), 4000))
+            other.sendto(b"there", (host(2), 4000))
+            assert later.recv(10) == b"there"
+
+
+def test_a_bind_after_the_end_listens_nowhere(
+    backend: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come from a thread that ran into the end, whose listeners are closed already."""
+    late: list[int | None] = []
+
+    def bind(end: Callable[[], None] = backend._driver.rdma.end_connections) -> None:
+        with urds.Socket() as sock, pytest.raises(OSError, match="closed") as refused:
+            sock.bind((host(2), 0))
+        late.append(refused.value.errno)
+        end()
+
+    with urds.Socket() as sock:
+        sock.bind((host(1), 0))
+    monkeypatch.setattr(backend._driver.rdma, "end_connections", bind)
+    backend.close()
+    bind(lambda: None)
+    assert late == [errno.EBADF, errno.EBADF]
+    assert is_free(host(2))
 
 
 def test_a_send_that_comes_behind_the_close_leaves_no_mailbox_in_the_tables(

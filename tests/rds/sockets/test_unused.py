@@ -19,6 +19,7 @@ from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.support.waiting import wait_until
 from urds.rds.runtime.backend import Mailbox
+from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
 
 WAIT_S = 10.0
@@ -38,6 +39,24 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]
     made = process.use(before)
     if made is not None:
         made.close()
+
+
+def test_a_fork_while_it_ends_closes_the_copies(
+    backend: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its listeners are closed the child of a fork has to know of them."""
+    known: list[bool] = []
+
+    def end(really_end: Callable[[], None] = backend._driver.end) -> None:
+        known.append(backend in process.alive)
+        really_end()
+
+    monkeypatch.setattr(backend._driver, "end", end)
+    with urds.Socket() as sock:
+        sock.bind((host(1), 0))
+    assert backend.end_if_unused()
+    assert known == [True]
+    assert backend not in process.alive
 
 
 def has_thread() -> bool:

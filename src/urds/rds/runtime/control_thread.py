@@ -112,7 +112,7 @@ class Driver:
         self.actions = Actions(self)
         self.reports = Reports(self)
         self.rdma = Rdma(self)
-        self.stopping = self._ended_unused = False
+        self.stopping = self._is_closed = False
         self.failed = False  # see `fail`
         self.information = Information(self.watches, self.guard.confine)
         self.clients: Clients | None = None  # of a node: programs with sockets here
@@ -160,19 +160,21 @@ class Driver:
         settings: MailboxSettings,
         transport: Transport | None,
     ) -> Mailbox:
-        mailbox: Mailbox | None = None
         if self.failed:
             raise os_error(ErrorReason.NODE_FAILED)
-        if self._ended_unused:  # just now: the caller uses the next one
-            raise os_error(ErrorReason.CLOSED, f"no socket for {self.settings.idle_s} s (idle_s)")
-        host = self.hosts.get(address) or self._open(address)
+        if self._is_closed:  # if for want of sockets, the caller uses the next one
+            raise os_error(ErrorReason.CLOSED)
+        before = self.hosts.get(address)
+        host = before or self._open(address)
+        is_new = before is None or before.is_released
         if host.is_released:
             self.releases.listen_anew(host)
-        over_rdma = wants_rdma(transport, self.settings)
-        if over_rdma:
-            self.rdma.open(address, local_address_settings_of(self.settings, address))
-        chosen = host.endpoint.bind(port)
+        mailbox, chosen = None, 0
         try:
+            over_rdma = wants_rdma(transport, self.settings)
+            if over_rdma:
+                self.rdma.open(address, local_address_settings_of(self.settings, address))
+            chosen = host.endpoint.bind(port)
             mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
             host.mailboxes.add(mailbox)
             if over_rdma:
@@ -181,7 +183,10 @@ class Driver:
             if mailbox is not None:
                 mailbox.close(0)
                 self.unbind(mailbox)
-            host.endpoint.release(chosen)
+            if chosen:
+                host.endpoint.release(chosen)
+            if is_new:
+                self.releases.release(host)  # for other processes, as it was before
             raise
         return mailbox
 
@@ -344,7 +349,7 @@ class Driver:
         with self.lock:
             if left or self.stopping or self._is_used() or since_ns != self._idle.since_ns:
                 return False
-            self.stopping = self._ended_unused = True
+            self.stopping = self._is_closed = True
             return True
 
     def _is_used(self) -> bool:
@@ -356,6 +361,7 @@ class Driver:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
         with self.lock:
+            self._is_closed = not at_exit  # a bind from now on would listen for ever
             self._close_pending()
             self.rdma.stop_listening()
             self.information.close()

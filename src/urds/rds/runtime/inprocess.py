@@ -166,8 +166,10 @@ class InProcess:
         """End if there is no socket, nor a message of a closed one; tell whether it has ended."""
         if not self._driver.stop_if_unused():
             return False
-        self._forget()
-        self._driver.end()
+        try:
+            self._driver.end()
+        finally:
+            self._forget()
         return True
 
     def _forget(self) -> None:

@@ -1,6 +1,7 @@
 """Local addresses without a socket: released after a time, so that other processes may have them.
 
-In a node alone: a process without one ends all its addresses together.
+In a node alone: a process without one ends all its addresses together. In both, an address whose
+first bind fails is released at once.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Releases:
                     continue
                 since_s = self._unused_since_s.setdefault(address, now_s)
                 if now_s - since_s >= driver.settings.idle_s and not _holds_messages(host):
-                    self._release(host)
+                    self.release(host)
 
-    def _release(self, host: LocalAddressState) -> None:
+    def release(self, host: LocalAddressState) -> None:
         """Close the listeners of an address, and its connections. Control lock held."""
         driver = self._driver
         host.is_released, host.listen_at_ns = True, None
