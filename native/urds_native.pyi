@@ -314,6 +314,12 @@ class Mailbox:
     def restrict(self, is_over_quota: bool, /) -> None:
         """Take no messages of an attached socket, and mark its port as congested, for a while."""
 
+    def take_rest(self) -> bool:
+        """Take what the client of an attached socket submitted before its end was closed.
+
+        Return whether nothing of it waits, for a route or for a restore.
+        """
+
     @property
     def is_over(self) -> bool:
         """Whether it is closed, and none of its messages is left to send."""

@@ -121,6 +121,9 @@ class StandIn:
     def restrict(self, box: Box, *, is_over_quota: bool) -> None:
         pass
 
+    def take_rest(self, box: Box) -> bool:
+        return True
+
     def close(self, box: Box) -> None:
         with self._lock:
             box.is_closed = True

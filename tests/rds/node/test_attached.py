@@ -104,6 +104,33 @@ def test_no_message_is_lost_or_doubled(nodes: int, event: object) -> None:
         target.close()
 
 
+def test_a_list_has_no_socket_that_was_closed_before() -> None:
+    """The node may hear of a socket's end behind a request that comes later."""
+    with attached() as backend:
+        for _ in range(100):
+            asking, *others = (bound(backend, number) for number in range(1, 9))
+            for one in others:
+                one.close()
+            listed = asking.getsockopt(SOL_RDS, InfoOpt.SOCKETS, 1 << 16)
+            asking.close()
+            assert len(listed) == 28
+
+
+def test_a_port_that_is_bound_anew_loses_no_message_of_the_socket_before() -> None:
+    """The node frees the port for the second one before it has heard that the first is closed."""
+    with attached() as backend:
+        target = bound(backend, 2)
+        for _ in range(100):
+            with bound(backend, 1) as source:
+                source.sendto(b"first", target.getsockname())
+                assert target.recv(10) == b"first"
+                for number in range(20):
+                    source.sendto(b"%d" % number, target.getsockname())
+            with bound(backend, 1):
+                assert [target.recv(10) for _ in range(20)] == [b"%d" % n for n in range(20)]
+        target.close()
+
+
 def test_processes_share_an_address(tmp_path: object) -> None:
     with attached() as backend:
         first, second = bound(backend, 1), None

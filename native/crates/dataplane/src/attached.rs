@@ -294,6 +294,24 @@ impl Plane {
         }
     }
 
+    /// Take what a client that has hung up submitted; return whether nothing of it waits.
+    pub fn take_rest(&self, id: MailboxId) -> bool {
+        let mut submitted_to = Vec::new();
+        let is_taken = {
+            let mut state = self.lock();
+            state.note_left(id);
+            state.take_all_submissions(id, &mut submitted_to);
+            state.attached_mut(id).is_none_or(|attached| {
+                attached.held.is_empty() && attached.side.submissions().unwrap_or(0) == 0
+            })
+        };
+        for path in submitted_to {
+            self.flush(path);
+        }
+        self.finish_pass();
+        is_taken
+    }
+
     /// Return whether a closed mailbox has nothing left to send.
     pub fn is_over(&self, id: MailboxId) -> bool {
         let state = self.lock();

@@ -407,6 +407,10 @@ impl Mailbox {
         self.call(py, |shell| shell.restrict(self.id, is_over_quota))
     }
 
+    fn take_rest(&self, py: Python<'_>) -> PyResult<bool> {
+        self.call(py, |shell| shell.take_rest(self.id))
+    }
+
     #[getter]
     fn is_over(&self) -> bool {
         self.shell.is_over(self.id)

@@ -182,6 +182,10 @@ class NativeCalls:
         """Take no more messages of a socket while its user is over its memory."""
         attached.restrict(is_over_quota)
 
+    def take_rest(self, attached: Any) -> bool:
+        """Take what was submitted by a socket that was left; tell whether nothing of it waits."""
+        return bool(attached.take_rest())
+
     def close(self, attached: Any) -> None:
         """Free the port of a socket; its messages linger."""
         self._attached.discard(attached)

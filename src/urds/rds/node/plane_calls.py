@@ -100,6 +100,9 @@ class PlaneCalls(Protocol):
     def restrict(self, attached: Any, *, is_over_quota: bool) -> None:
         """Refuse the sends of a socket, and mark its port, while its user is over its memory."""
 
+    def take_rest(self, attached: Any) -> bool:
+        """Take what was submitted by a socket that was left; tell whether nothing of it waits."""
+
     def close(self, attached: Any) -> None:
         """Free the port of a socket that was left; its messages have `linger_s`."""
 

@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -39,7 +39,7 @@ from urds.rds.node.sockets import (
     NodeSocket,
     Record,
     cookie_of,
-    has_hung_up,
+    hung_up,
     sealed,
     settings_of,
     shut,
@@ -331,7 +331,8 @@ class Service:
             try:
                 made = self._attach(sock, local, port, transport=transport)
             except OSError as refused:
-                if refused.errno != errno.EADDRINUSE or not self._leave_holder(local, port):
+                holders = [one for one in self.sockets.values() if one.endpoint == (local, port)]
+                if refused.errno != errno.EADDRINUSE or not self._leave_closed(holders):
                     raise
                 continue
             try:
@@ -342,14 +343,17 @@ class Service:
                 return made
         raise os_error(ErrorReason.PORTS_EXHAUSTED, f"on {local}")
 
-    def _leave_holder(self, local: IPAddress, port: int) -> bool:
-        """Free a port whose socket was left a moment ago, which the plane has yet to tell."""
-        holders = [one for one in self.sockets.values() if one.endpoint == (local, port)]
-        for holder in holders:
-            if has_hung_up(holder.opened.node_end):
-                self.leave(holder)
-                return True
-        return False
+    def _leave_closed(self, among: Iterable[NodeSocket]) -> bool:
+        """Leave those that were closed a moment ago, which the plane has yet to tell.
+
+        One with messages that wait is left by the plane, once it has taken them.
+        """
+        by_end = {one.opened.node_end: one for one in among}
+        closed = [by_end[node_end] for node_end in hung_up(by_end)]
+        done = [one for one in closed if not one.attached or self._calls.take_rest(one.attached)]
+        for one in done:
+            self.leave(one)
+        return bool(done)
 
     def _attach(
         self,
@@ -407,6 +411,7 @@ class Service:
         now_s = time.monotonic()
         until_s, element_bytes, data = self._lists.get(key, (0.0, 0, b""))
         if until_s <= now_s:
+            self._leave_closed(self.sockets.values())
             element_bytes, data = self._calls.info(option)
             self._lists[key] = now_s + _LIST_KEPT_S, element_bytes, data
         answer = Answer(
@@ -415,6 +420,7 @@ class Service:
         return answer, [self._sealed(data)]
 
     def _status(self, _: Request, __: Credentials, ___: Sequence[int]) -> Reply:
+        self._leave_closed(self.sockets.values())
         data = json.dumps(self.status()).encode()
         answer = Answer(operation=RequestOp.STATUS, total_bytes=len(data))
         return answer, [self._sealed(data)]

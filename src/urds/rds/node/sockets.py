@@ -174,11 +174,12 @@ class Cookies:
         self._known = -1, None
 
 
-def has_hung_up(node_end: int) -> bool:
-    """Tell whether no process has the program's end any more."""
+def hung_up(node_ends: Iterable[int]) -> set[int]:
+    """Return those whose program's end no process has any more."""
     poll = select.poll()
-    poll.register(node_end, 0)  # POLLHUP comes unasked
-    return any(events & select.POLLHUP for _, events in poll.poll(0))
+    for node_end in node_ends:
+        poll.register(node_end, 0)  # POLLHUP comes unasked
+    return {node_end for node_end, events in poll.poll(0) if events & select.POLLHUP}
 
 
 def shut(node_end: int) -> None:

@@ -451,6 +451,23 @@ fn the_end_of_the_client_is_reported_after_what_it_submitted_was_taken() {
 }
 
 #[test]
+fn what_a_client_submitted_before_its_end_is_taken_before_its_port_is_given_away() {
+    let world = World::new();
+    let mut client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    client.send(route, PEER_PORT, b"last words").unwrap();
+    client.user_end = None;
+    assert!(world.plane.take_rest(client.mailbox));
+    world
+        .plane
+        .close_mailbox(client.mailbox, None, &mut || false)
+        .unwrap();
+    assert_eq!(remote.payloads(), [b"last words"]);
+    assert!(world.plane.take_rest(client.mailbox), "it is closed");
+}
+
+#[test]
 fn a_client_that_writes_nonsense_loses_its_socket_and_no_other() {
     let world = World::new();
     let (one, other) = node_pair(&world);
