@@ -155,19 +155,25 @@ def test_a_restart_is_told_before_anything_is_released(who: str, npaths: int) ->
     assert not new.seen(RestartPeer)
 
 
+@pytest.mark.parametrize("has_asked", [True, False], ids=["after its probe", "after its map"])
 @pytest.mark.parametrize("generation", [100, 300], ids=["the same", "another"])
-def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(generation: int) -> None:
+def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(
+    generation: int, has_asked: bool
+) -> None:
     """Messages go out behind a first map: a restart is not handed again what was handed to it."""
     _, _, high = pair()
     core = high.to(LOW)
     core.handle_accepted(1, 40000, 0)
     core.handle_first_frame(0, 1, 0, generation=100)
-    shake_hands(core, of_own(None), ping=True)
+    if has_asked:
+        shake_hands(core, of_own(None), ping=True)
     down(core, 0, 2, 0)
     core.handle_accepted(2, 40008, 0)
     core.handle_first_frame(0, 2, 0, generation=generation)
     shake_hands(core, of_own(generation), ping=True)
-    kinds = [type(action) for action in iter(high.endpoint.poll_event, None)]
+    actions = list(iter(high.endpoint.poll_event, None))
+    assert [one.hold for one in actions if isinstance(one, Attach)][1] is Hold.HELLO
+    kinds = [type(action) for action in actions]
     restarts = [RestartPeer] * (generation != 100)
     assert [kind for kind in kinds if kind in (RestartPeer, Release)] == [*restarts, Release]
     assert core.facts.generation == generation

@@ -73,11 +73,16 @@ class PeerFacts:
     def has_restarted(self, handshake: Handshake) -> bool:
         """Tell whether a urds node restarted; the first generation seen is no restart."""
         return (
-            self.kind is PeerKind.URDS
+            self.kind is not PeerKind.LINUX
             and handshake.mark is not None
             and None not in (self.generation, handshake.generation)
             and self.generation != handshake.generation
         )
+
+    @property
+    def has_only_map(self) -> bool:
+        """Whether a map told that the peer is a urds node, and no handshake has."""
+        return self.kind is PeerKind.UNKNOWN and self.generation is not None
 
     def learn(self, handshake: Handshake, settings: ConnectionSettings) -> PeerFacts:
         """Return what is known after a handshake.
@@ -216,12 +221,12 @@ class Handshakes:
     # -- what is known
 
     def note_map(self, generation: int) -> None:
-        """Note what a map told before any handshake did.
+        """Note what a first map told before any handshake did.
 
-        Messages go out behind a first map. A peer may end with some of them before it has answered
-        a probe, and is known by this generation when it is back.
+        Messages go out behind it. A peer may end with some of them before any of its handshakes
+        has come, and is known by this generation when it is back.
         """
-        if self.facts.kind is PeerKind.UNKNOWN:
+        if self.facts.kind is PeerKind.UNKNOWN and self.facts.generation is None:
             self.facts = replace(self.facts, generation=generation)
 
     def learn(self, handshake: Handshake) -> PeerFacts:

@@ -301,8 +301,8 @@ class TcpStreams:
         self._handshakes.greet(path, now_ns)
 
     def _hold_of(self, path: TcpPath) -> Hold:
-        if path.acquainted:
-            return Hold.HELLO
+        if path.acquainted or self._handshakes.facts.has_only_map:
+            return Hold.HELLO  # it may have restarted, and be handed again what it was handed
         if self._context.lower:
             # A kernel's further paths do not always begin with a map: there, time ends the wait.
             return Hold.HELLO if path.index else Hold.FIRST_FRAME
