@@ -105,3 +105,18 @@ log.flush()
     command = [sys.executable, "-c", program]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert (run.stderr, run.stdout) == ("lost\n", "INFO:urds:up again\n")
+
+
+def test_without_a_descriptor_to_load_logging_a_line_names_the_fault() -> None:
+    program = """
+import sys
+sys.modules["logging"] = None  # importing it fails
+from urds.common.logs import LogQueue
+log = LogQueue()
+log.warning("100 % lost")
+log.error("a fault of %s", "ours", problem=ValueError("7 of 6"))
+log.flush()
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert run.stderr == "100 % lost\na fault of ours: ValueError('7 of 6')\n"

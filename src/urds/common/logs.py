@@ -74,7 +74,9 @@ class _Line:
             from logging import getLogger
         except (OSError, ImportError):  # no descriptor to load it: as it does without a handler
             if sys.stderr is not None:
-                sys.stderr.write(self.text % self.arguments + "\n")
+                text = self.text % self.arguments if self.arguments else self.text
+                reason = "" if self.problem is None else f": {self.problem!r}"
+                sys.stderr.write(f"{text}{reason}\n")
             return
         getLogger(self.name).log(self.level, self.text, *self.arguments, exc_info=self.problem)
 
