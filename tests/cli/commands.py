@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import planes
+from tests.support.places import take_subnet
 from urds.rds.plane.choose import PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +39,13 @@ class Done:
     err: str
 
 
+_prefix, _lock = take_subnet(192, 32)
+_lock.detach()  # held until the process ends
+
+
 def address(last: int) -> str:
     """Return an address of 127/8 that belongs to this test process alone."""
-    pid = os.getpid()
-    return f"127.{100 + pid % 100}.{pid // 100 % 256}.{last}"
+    return f"{_prefix}.{last}"
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

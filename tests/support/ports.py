@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.support.waiting import wait_until
+from urds.rds.constants import RDS_TCP_PORT
 
 _HELD_S_MAX = 120.0
 _TRIED_MAX = 64
@@ -19,7 +20,21 @@ def sole_ipv6_host() -> Iterator[None]:
     """
     with socket.socket(socket.AF_UNIX) as held:
         wait_until(lambda: _takes(held, "\0urds-tests-ipv6-host"), _HELD_S_MAX)
+        wait_until(_is_released)  # a node keeps an address for `idle_s` behind its last socket
         yield
+
+
+def _is_released() -> bool:
+    """Tell whether no process is the host ::1."""
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("::1", RDS_TCP_PORT))
+        except OSError as failure:
+            if failure.errno != errno.EADDRINUSE:
+                raise
+            return False
+    return True
 
 
 def _takes(held: socket.socket, name: str) -> bool:
