@@ -289,6 +289,11 @@ def test_what_is_wrong_with_arguments_is_told_as_by_the_class(pair: Pair) -> Non
     client, server = pair.both
     with pytest.raises(ValueError, match="negative buffersize in recv"):
         server.recv(-1)
+    for none in ("4", 1.5):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            server.recv(none)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ValueError, match="timeout must be 0 or more seconds, not -1"):
+        server.settimeout(-1)
     with pytest.raises(TypeError):
         client.send("text")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(TypeError):

@@ -232,7 +232,7 @@ class Socket(SocketCalls):
         Raises ValueError below 0 and for NaN, OverflowError beyond WAIT_S_MAX, TypeError.
         """
         if wait_s is not None:
-            wait_s = seconds_of(wait_s, "wait_s")
+            wait_s = seconds_of(wait_s, "timeout")
             if wait_s > WAIT_S_MAX:
                 raise OverflowError(f"timeout of {wait_s} s, limit {WAIT_S_MAX}")
         self._check_open()

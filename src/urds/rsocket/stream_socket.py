@@ -16,7 +16,12 @@ from functools import partial
 from typing import Any, Final
 
 from urds.common.ip_sockets import host_port
-from urds.common.receive_buffers import all_writable, checked_ancillary_size, writable
+from urds.common.receive_buffers import (
+    all_writable,
+    checked_ancillary_size,
+    checked_size,
+    writable,
+)
 from urds.common.socket_calls import c_int
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options
@@ -272,8 +277,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         MSG_WAITALL waits for all of them, MSG_PEEK leaves them there and waits for none but the
         first. Raises OSError: EAGAIN, ETIMEDOUT, ENOTCONN, ECONNRESET.
         """
-        if bytes_max < 0:
-            raise ValueError("negative buffersize in recv")
+        if type(bytes_max) is not int or bytes_max < 0:
+            bytes_max = checked_size(bytes_max, "recv")
         if self._transfer.may_serve:
             _place(self)
         return self._transfer.receive(bytes_max, flags, self._timeout_s)

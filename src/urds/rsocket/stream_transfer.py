@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from weakref import finalize
 
 from urds.common.buffers import address_of
-from urds.common.receive_buffers import fill, writable
+from urds.common.receive_buffers import checked_size, fill, writable
 from urds.rsocket import settings
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE
 from urds.rsocket.core.stream.core import StreamCore
@@ -211,8 +211,8 @@ class StreamTransfer:
 
     def receive_given(self, bytes_max: int, flags: int) -> bytes:
         """Receive; see `StreamSocket.recv`."""
-        if bytes_max < 0:
-            raise ValueError("negative buffersize in recv")
+        if type(bytes_max) is not int or bytes_max < 0:
+            bytes_max = checked_size(bytes_max, "recv")
         return self.receive(bytes_max, flags, self._wait_s)
 
     def receive_into_given(self, buffer: Any, bytes_max: int, flags: int, taken: int) -> int:
