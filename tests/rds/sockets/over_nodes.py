@@ -28,6 +28,7 @@ IN_PROCESS_ONLY: Final = {
     "test_eviction": _THREAD,
     "test_failed_binds": _THREAD,
     "test_forks": _SHARED,
+    "test_unused::test_a_fork_while_it_ends_closes_the_copies": _THREAD,
     "test_logging::test_a_handler_that_waits_for_the_program_stops_nothing": _THREAD,
     "test_logging::test_a_handler_may_bind_send_and_reconnect": _THREAD,
     "test_logging::test_what_is_logged_at_the_end_is_emitted": _THREAD,
