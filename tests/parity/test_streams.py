@@ -3,11 +3,13 @@
 import errno
 import select
 import socket
+import threading
 
 import pytest
 
 from tests.parity.planes import ACK_DELAY_MS, EMPTY_MAP, LOCAL, PEER, PEER_PORT, World, take
 from tests.rds.plane.path_world import message
+from tests.support.waiting import BUSY_S
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
     Agreement,
@@ -365,6 +367,45 @@ class TestFreeing:
         mailbox.sendto(b"there", ADDRESS)
         mailbox.sendto(b"not there", ADDRESS)
         assert [frame.payload for frame in world.attach().messages()] == [b"not there"]
+
+    @pytest.mark.parametrize("how", ["asked", "ended", "detached"])
+    def test_what_is_written_while_tcp_is_asked_may_be_lost_yet(
+        self, world: World, how: str
+    ) -> None:
+        """Another thread sends between the answer of TCP and its use."""
+        mailbox = world.mailbox()
+        old = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
+        old.say_map()
+        world.turn()
+        old.frames()
+        mailbox.sendto(b"there", ADDRESS)
+        threads: list[threading.Thread] = []
+
+        def unacknowledged() -> int:
+            if not threads:
+                threads.append(threading.Thread(target=mailbox.sendto, args=(b"late", ADDRESS)))
+                threads[0].start()
+                threads[0].join(0.2)  # the Python plane asks with its lock held
+            return 0
+
+        old.stream.unacknowledged = unacknowledged  # type: ignore[method-assign]  # on purpose
+        if how == "asked":
+            world.turn(5)
+        elif how == "ended":
+            old.socket.shutdown(socket.SHUT_WR)
+            world.turn()
+        else:
+            world.path().detach()
+        threads[0].join(BUSY_S)
+        assert mailbox.unacknowledged() == 1
+        if how == "asked":
+            old.stream.unacknowledged = lambda: 1 << 20  # type: ignore[method-assign]  # as above
+            old.close()
+            world.turn(5)
+        new = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
+        new.say_map()
+        world.turn(5)
+        assert [frame.payload for frame in new.messages()] == [b"late"]
 
     @pytest.mark.rule("rds7-ack-purges")
     def test_the_header_frees(self, world: World) -> None:

@@ -399,10 +399,10 @@ impl Plane {
         let mut reading = self.begin_detach(path)?;
         self.drain_stream(&mut reading);
         // Still true after a reset: what the peer's TCP had is delivered, for a kernel.
-        let unacknowledged = reading.stream.unacknowledged().ok();
+        let acknowledged = self.acknowledged_bytes(path, &*reading.stream);
         let stream = {
             let mut state = self.lock();
-            let stream = state.release_stream(path, unacknowledged);
+            let stream = state.release_stream(path, acknowledged);
             if let Some(record) = state.paths.get_mut(path) {
                 record.reading = false;
             }
@@ -506,11 +506,11 @@ impl State {
         id: PathId,
         reason: DownReason,
         errno: i32,
-        unacknowledged: Option<u64>,
+        acknowledged: Option<u64>,
     ) -> Option<Arc<dyn Stream>> {
         let path = self.paths.get(id)?;
         let (frames, attachment) = (path.core.receiver.frames, path.attachment);
-        let stream = self.release_stream(id, unacknowledged)?;
+        let stream = self.release_stream(id, acknowledged)?;
         // A stream that this side ends stays noted: it is made again, by the next worker if need be.
         self.note_connected(id, false);
         self.emit(Event::Down {
@@ -533,12 +533,11 @@ impl State {
     fn release_stream(
         &mut self,
         id: PathId,
-        unacknowledged: Option<u64>,
+        acknowledged: Option<u64>,
     ) -> Option<Arc<dyn Stream>> {
         let path = self.paths.get_mut(id)?;
         path.stream.as_ref()?;
-        if let Some(unacknowledged) = unacknowledged {
-            let bytes = path.core.bytes_written.saturating_sub(unacknowledged);
+        if let Some(bytes) = acknowledged {
             path.core.handle_stream_acknowledged(bytes);
         }
         self.forget_stream(id);

@@ -271,9 +271,9 @@ impl Plane {
     /// End the stream that this thread reads: report it, close it, keep the queue.
     fn end_what_we_read(&self, reading: &Reading, reason: DownReason, errno: i32) {
         // True even after a reset; asked without the lock, and no other thread can end the stream.
-        let unacknowledged = reading.stream.unacknowledged().ok();
+        let acknowledged = self.acknowledged_bytes(reading.path, &*reading.stream);
         let mut state = self.lock();
-        let dead = state.end_stream(reading.path, reason, errno, unacknowledged);
+        let dead = state.end_stream(reading.path, reason, errno, acknowledged);
         if let Some(path) = state.paths.get_mut(reading.path) {
             path.reading = false;
         }
@@ -286,12 +286,20 @@ impl Plane {
         let Some((stream, attachment)) = self.lock().stream_of(path) else {
             return;
         };
-        // Bytes that another thread is writing are not counted yet, so they cannot be acknowledged.
-        let Ok(unacknowledged) = stream.unacknowledged() else {
+        let Some(acknowledged) = self.acknowledged_bytes(path, &*stream) else {
             return;
         };
         self.lock()
-            .note_unacknowledged(path, attachment, unacknowledged);
+            .note_acknowledged(path, attachment, acknowledged);
+    }
+
+    /// Return how many bytes of its path a stream reports as acknowledged. No lock held.
+    ///
+    /// They are counted before it is asked: what another thread writes meanwhile may be lost yet.
+    pub(crate) fn acknowledged_bytes(&self, path: PathId, stream: &dyn Stream) -> Option<u64> {
+        let written = self.lock().paths.get(path)?.core.bytes_written;
+        let unacknowledged = stream.unacknowledged().ok()?;
+        Some(written.saturating_sub(unacknowledged))
     }
 }
 
@@ -427,14 +435,13 @@ impl State {
     }
 
     /// Free messages whose bytes the peer's TCP has.
-    fn note_unacknowledged(&mut self, id: PathId, attachment: u64, unacknowledged: u64) {
+    fn note_acknowledged(&mut self, id: PathId, attachment: u64, bytes: u64) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
         if path.stream.is_none() || path.attachment != attachment {
             return;
         }
-        let bytes = path.core.bytes_written.saturating_sub(unacknowledged);
         path.core.handle_stream_acknowledged(bytes);
         self.finish_freed(id);
     }
