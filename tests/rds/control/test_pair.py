@@ -7,6 +7,8 @@ from tests.rds.control.proto_world import (
     LOW,
     MS,
     SECOND,
+    End,
+    Frame,
     Node,
     World,
     control,
@@ -177,6 +179,35 @@ def test_a_peer_that_ended_before_it_answered_is_known_by_its_map(
     restarts = [RestartPeer] * (generation != 100)
     assert [kind for kind in kinds if kind in (RestartPeer, Release)] == [*restarts, Release]
     assert core.facts.generation == generation
+
+
+@pytest.mark.parametrize("npaths", [1, 2])
+def test_a_peer_that_ended_behind_its_first_map_is_known_when_it_is_back(
+    npaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its handshakes had come, and what is new does not know this node."""
+    world, low, high = pair(npaths, npaths)
+    take, ended = high._take, []
+
+    def take_map_alone(end: End, frame: Frame) -> None:
+        if end in ended or (not ended and frame.source_port is not None):
+            return
+        take(end, frame)
+        if not ended and end.index is not None:
+            ended.append(end)
+            low.crash()
+            Node(world, LOW, generation=300, npaths=npaths)
+            high.log.clear()
+            world.after(5 * MS, lambda: high.want(LOW))
+
+    monkeypatch.setattr(high, "_take", take_map_alone)
+    high.want(LOW)
+    world.run(900 * MS)  # and not for want of an answer
+    kinds = [type(action) for action in high.log]
+    assert kinds.count(RestartPeer) == 1
+    assert kinds.index(RestartPeer) < kinds.index(Release)
+    assert high.to(LOW).facts.generation == 300
+    assert high.endpoint.stats.handshake_timeouts == 0
 
 
 @pytest.mark.parametrize("npaths", [1, 8])

@@ -28,7 +28,6 @@ IN_PROCESS_ONLY: Final = {
     "test_eviction": _THREAD,
     "test_failed_binds": _THREAD,
     "test_forks": _SHARED,
-    "test_unused::test_a_fork_while_it_ends_closes_the_copies": _THREAD,
     "test_logging::test_a_handler_that_waits_for_the_program_stops_nothing": _THREAD,
     "test_logging::test_a_handler_may_bind_send_and_reconnect": _THREAD,
     "test_logging::test_what_is_logged_at_the_end_is_emitted": _THREAD,
@@ -42,6 +41,7 @@ IN_PROCESS_ONLY: Final = {
     "test_two_transports::test_another_process_is_told_of_both": _RDMA,
     "test_two_transports::test_who_waits_wakes_when_the_node_closes": _THREAD,
     "test_undelivered": _GOES_ON,
+    "test_unused::test_a_fork_while_it_ends_closes_the_copies": _THREAD,
 }
 
 

@@ -136,7 +136,8 @@ class Handshakes:
         sends; one that may have sent on earlier streams needs a number. A stream that only a urds
         node has begins with the hellos of both sides, which tell all that a probe asks for.
         """
-        takes_hello = path.held and (self._context.lower or self._context.settings.npaths > 1)
+        may_hear_hello = self._context.lower or self._context.settings.npaths > 1
+        takes_hello = path.held and (may_hear_hello or self.facts.has_only_map)
         if takes_hello or path.acquainted or self.facts.kind is not PeerKind.UNKNOWN:
             return None
         path.probe_sent = True
