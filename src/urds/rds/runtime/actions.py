@@ -82,6 +82,10 @@ class Actions:
         self._driver.looks.look(path, now_ns())
         path.detach()
         self._driver.streams.end(path)
+        connection = host.endpoint.find(action.peer)
+        if connection is not None and path.holds_messages():
+            # The plane asks for a stream once per outage, which this was none until now.
+            connection.handle_wanted(action.index, now_ns())
 
     # -- paths
 

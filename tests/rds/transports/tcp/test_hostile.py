@@ -316,6 +316,20 @@ def test_a_silent_connection_is_closed_in_time(lab: Lab) -> None:
     assert node.ask("counters")["pending_silent"] == 1
 
 
+def test_messages_behind_a_silent_connection_go_to_the_peer_that_comes(lab: Lab) -> None:
+    """The connection took the place of one that the messages would have asked for."""
+    node = lab.process(NODE, pending_wait_s=0.3)
+    peer = lab.process(UNKNOWN_PEER)
+    peer.kill()
+    silent = lab.connect(UNKNOWN_PEER, node.address)
+    assert select.select([silent], [], [], BUSY_S)[0], "it is attached, and told a map"
+    node.ask("send", target=peer.address, count=3)
+    while not is_ended(silent, wait_s=0.1):
+        pass
+    again = lab.process(UNKNOWN_PEER)
+    assert again.ask("collect", count=3, wait_s=BUSY_S)[0] == ["0", "1", "2"]
+
+
 def test_running_out_of_descriptors_is_no_busy_loop(lab: Lab) -> None:
     node = lab.process(NODE)
     honest = lab.node(1)
