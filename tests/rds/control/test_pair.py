@@ -35,7 +35,7 @@ from urds.rds.control.events import (
     SendControl,
 )
 from urds.rds.types import AckMode
-from urds.rds.wire.extensions import parse_handshake
+from urds.rds.wire.extensions import emit_handshake, parse_handshake
 
 
 def pair(npaths_low: int = 1, npaths_high: int = 1) -> tuple[World, Node, Node]:
@@ -269,6 +269,20 @@ def test_paths_connect_only_after_path_0_is_confirmed_again() -> None:
     assert order.index((Release, 0)) < min(order.index((Connect, index)) for index in (1, 2, 3))
     assert not new.seen(Detach)
     assert paths_match(low, new)
+
+
+def test_a_stream_that_follows_a_misplaced_one_waits_for_its_own_hello() -> None:
+    """What path 3 has received says nothing of path 0, whose stream came meanwhile."""
+    _, _, high = pair()
+    core = high.to(LOW)
+    core.handle_accepted(1, 40003, 0)
+    core.handle_first_frame(0, 1, 0, generation=100)
+    core.handle_accepted(2, 40000, 1)
+    hello = emit_handshake(of_own(100, 4))
+    control(core, 0, acknowledgement=777, source_port=1, target_port=0, extension=hello, now_ns=2)
+    actions = list(iter(high.endpoint.poll_event, None))
+    assert [one.stream for one in actions if isinstance(one, Attach)] == [1, 2]
+    assert not [one for one in actions if isinstance(one, Release)]
 
 
 def test_a_stream_of_another_path_does_not_stay_on_path_0() -> None:

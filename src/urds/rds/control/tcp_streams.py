@@ -364,6 +364,7 @@ class TcpStreams:
         is_told = self._handshakes.facts.sport_index and npaths_of_peer != 1
         if self._context.lower or not is_told:
             return False
+        stream = path.stream
         count = PATHS_MAX if self._peer_kind is PeerKind.URDS else len(self._paths)
         for other in self._paths:
             if other.stream is not None and other.source_port % count != other.index:
@@ -371,7 +372,7 @@ class TcpStreams:
                 self.drop(other, now_ns)
                 # Before the peer connects it again: its path 0 may be dead without its knowledge.
                 self._connector.retry_now(other, now_ns)
-        return path.stream is None
+        return path.stream != stream  # another one may have waited for its place
 
     def drop_pending(self, stream: int, reason: Reason, now_ns: int) -> None:
         """Drop an accepted stream on which the peer sent nothing."""
