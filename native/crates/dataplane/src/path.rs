@@ -530,11 +530,7 @@ impl State {
     }
 
     /// Remove a path's stream; what was not acknowledged will be retransmitted.
-    fn release_stream(
-        &mut self,
-        id: PathId,
-        acknowledged: Option<u64>,
-    ) -> Option<Arc<dyn Stream>> {
+    fn release_stream(&mut self, id: PathId, acknowledged: Option<u64>) -> Option<Arc<dyn Stream>> {
         let path = self.paths.get_mut(id)?;
         path.stream.as_ref()?;
         if let Some(bytes) = acknowledged {
