@@ -131,6 +131,22 @@ def test_a_port_that_is_bound_anew_loses_no_message_of_the_socket_before() -> No
         target.close()
 
 
+def test_a_drain_while_the_worker_is_replaced_counts_what_lingers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise ConnectionResetError
+
+    with attached() as backend:
+        with bound(backend, 1) as sock:
+            sock.sendto(b"to nobody", (host(99), 4000))
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "snapshot", refuse)
+            assert backend.drain(0) == 1
+            patch.setattr("urds.rds.runtime.attached.is_served", lambda _place: False)
+            assert backend.drain(0) == 0, "there is no node any more"
+
+
 def test_processes_share_an_address(tmp_path: object) -> None:
     with attached() as backend:
         first, second = bound(backend, 1), None

@@ -540,6 +540,28 @@ def test_sockets_outlive_a_restart_of_the_service(
     listener.close()
 
 
+def test_a_store_that_was_full_costs_the_sockets_that_it_has_in_part(
+    start_node: StartNode, tmp_path: Path, listener: socket.socket
+) -> None:
+    """systemd keeps `FileDescriptorStoreMax=` descriptors, and cuts in the middle of a socket."""
+    manager = Manager(tmp_path)
+    node = manager.start(start_node, listener)
+    whole, cut = node.open(), node.open()
+    wait_until(lambda: manager.hear() and len(manager.store) == 2 + 2 * 4)
+    kept, node.opened = node.opened, []
+    assert node.end() == 0
+    for name in list(manager.store)[-3:]:
+        os.close(manager.store.pop(name))
+    again = manager.start(start_node, listener)
+    again.opened = kept
+    assert again.status()["sockets"] == 1
+    assert again.bind(whole, "127.0.0.7")
+    with socket.socket(fileno=os.dup(cut)) as end:
+        end.settimeout(WAIT_S)
+        assert end.recv(1) == b""
+    listener.close()
+
+
 def test_a_socket_of_another_kind_is_refused(start_node: StartNode, tmp_path: Path) -> None:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.bind(str(tmp_path / "stream.sock"))

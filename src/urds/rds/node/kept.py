@@ -50,13 +50,14 @@ class KeptSockets:
             descriptors = [numbered[index] for index in sorted(numbered)]
             try:
                 cookie = int(group.removeprefix(STORE_PREFIX), 16)
-                memory, *rest = descriptors
+                # One that was cut, as a manager's store has a limit, is of no use.
+                memory, control, *rest = descriptors
                 text = os.pread(memory, os.fstat(memory).st_size, 0).decode()
                 json.loads(text)
             except (ValueError, OSError):
                 close_all(descriptors)
                 continue
-            self._kept[cookie] = Kept(rest, text, memory)
+            self._kept[cookie] = Kept([control, *rest], text, memory)
 
     def keep(self, cookie: int, descriptors: list[int], text: str) -> None:
         """Keep a new socket."""

@@ -25,6 +25,7 @@ from urds.rds.constants import Transport
 from urds.rds.plane.choose import choose
 from urds.rds.plane.contract import Mailbox, MailboxSettings, Plane, Snapshot
 from urds.rds.runtime import processes
+from urds.rds.runtime.places import is_served
 from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ class Attached:
         opened = {(one.local, one.port) for one in self._mailboxes if one.fileno() >= 0}
         try:
             tables = self.snapshot()
-        except OSError:  # the node has ended
+        except OSError:
+            if is_served(self.place):  # its worker is about to be replaced
+                return len(self._lingering)
             self._lingering.clear()
             return 0
         rows = (*tables.send_queue, *tables.retransmit_queue)
