@@ -543,7 +543,7 @@ def test_sockets_outlive_a_restart_of_the_service(
 def test_a_store_that_was_full_costs_the_sockets_that_it_has_in_part(
     start_node: StartNode, tmp_path: Path, listener: socket.socket
 ) -> None:
-    """systemd keeps `FileDescriptorStoreMax=` descriptors, and cuts in the middle of a socket."""
+    """By `FileDescriptorStoreMax=` systemd cuts in the middle of a socket."""
     manager = Manager(tmp_path)
     node = manager.start(start_node, listener)
     whole, cut = node.open(), node.open()
