@@ -15,6 +15,7 @@ import pytest
 from tests.rsocket.polling_world import DEVICES, LATE_S, WAIT_S, World, drain, fill, world
 from urds.rsocket import calls
 from urds.rsocket.poll import rpoll, rselect
+from urds.rsocket.repoll import Repoll
 
 IN, OUT, HUP, ERR, NVAL = (
     *(select.POLLIN, select.POLLOUT, select.POLLHUP, select.POLLERR, select.POLLNVAL),
@@ -282,3 +283,20 @@ def test_ordinary_descriptors_alone(here: World) -> None:
     assert time.monotonic() - begin_s >= 0.03
     here.later(lambda: os.write(writer, b"x"))
     assert rpoll([(reader, IN)]) == [(reader, IN)]
+
+
+@pytest.mark.parametrize("how", ["rselect", "rpoll", "Repoll"])
+def test_a_time_beyond_what_the_kernel_takes_is_waited(here: World, how: str) -> None:
+    """poll(2) takes 24 days, in milliseconds; select(2) takes more."""
+    (reader, writer), (_, idle) = here.pipe(), here.pair()
+    threading.Timer(0.05, os.write, [writer, b"x"]).start()
+    if how == "rselect":
+        found = rselect([reader, idle], [], [], 1e7)[0]
+    elif how == "rpoll":
+        found = rpoll([(reader, IN), (idle, IN)], 1e10)
+    else:
+        with Repoll() as either:
+            either.register(idle, IN)
+            either.register(reader, IN)
+            found = either.poll(1e7)
+    assert len(found) == 1

@@ -23,6 +23,7 @@ from tests.rsocket.socket_pairs import (
     pair_over,
     receive_exactly,
 )
+from tests.support.waiting import wait_until
 from urds.rsocket import allocate
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE, SOL_RDMA, RdmaOpt
 from urds.rsocket.settings import configure
@@ -327,6 +328,19 @@ def test_a_closed_socket_has_nothing_mapped(mapping_pair: Pair) -> None:
     owner.close()
     gc.collect()
     buffer.extend(b"free again")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_collected_socket_has_nothing_mapped(mapping_pair: Pair) -> None:
+    context, buffer = mapping_pair.client.link.context, bytearray(10)
+    before = set(context._regions)
+    mapping_pair.client.map_buffer(buffer, 0)
+    show(*mapping_pair.both)
+    mapped = set(context._regions) - before
+    assert mapped
+    mapping_pair.client = mapping_pair.server  # nobody has it
+    gc.collect()
+    wait_until(lambda: not mapped & set(context._regions))
 
 
 def test_a_mapping_that_is_refused_leaves_the_buffer_alone(pair: Pair) -> None:

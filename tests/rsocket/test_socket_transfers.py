@@ -6,6 +6,7 @@ import random
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.rsocket.socket_pairs import (
     receive_exactly,
 )
 from tests.support.waiting import BUSY_S
+from urds.rsocket import allocate
 from urds.rsocket.socket import Socket
 
 OVER = DEVICES
@@ -187,6 +189,65 @@ def test_no_linger_breaks_the_connection(pair: Pair) -> None:
     pair.client.close()
     with pytest.raises(ConnectionResetError):
         pair.server.recv(1)
+
+
+def break_behind(pair: Pair, byte_count: int) -> None:
+    """Send bytes, and break the connection once they are there."""
+    pair.client.sendall(b"x" * byte_count)
+    while not pair.server.readiness().readable:
+        time.sleep(0.001)
+    assert len(pair.server.recv(byte_count, socket.MSG_PEEK)) == byte_count
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.client.close()
+    while not pair.server.readiness().hung_up:
+        time.sleep(0.001)
+
+
+RECEIVES: dict[str, Callable[[Socket], int]] = {
+    "recv": lambda server: len(server.recv(1000, socket.MSG_WAITALL)),
+    "recv_into": lambda server: server.recv_into(bytearray(1000), 0, socket.MSG_WAITALL),
+    "recvmsg_into": lambda server: server.recvmsg_into([bytearray(100), bytearray(100)])[0],
+    "in place": lambda server: server.recv_into(allocate(1 << 20), 0, socket.MSG_WAITALL),
+}
+
+
+@pytest.mark.parametrize("receive", RECEIVES.values(), ids=RECEIVES)
+def test_what_came_before_the_connection_broke_is_received(
+    pair: Pair, receive: Callable[[Socket], int]
+) -> None:
+    """As from TCP: the bytes, then the error once, then the end."""
+    break_behind(pair, 100)
+    assert receive(pair.server) == 100
+    assert error_of(receive, pair.server) == errno.ECONNRESET
+    assert receive(pair.server) == 0
+
+
+@pytest.mark.parametrize("receive", RECEIVES.values(), ids=RECEIVES)
+def test_what_came_before_a_waiting_receive_saw_the_break_is_received(
+    pair: Pair, receive: Callable[[Socket], int]
+) -> None:
+    task = Task(lambda: receive(pair.server))
+    time.sleep(0.1)
+    pair.client.sendall(b"x" * 100)
+    time.sleep(0.1)
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pair.client.close()
+    assert task.result() == 100
+    assert error_of(receive, pair.server) == errno.ECONNRESET
+
+
+def test_a_break_within_a_receive_in_place_is_told_by_the_next(pair: Pair) -> None:
+    room = allocate(1 << 20)
+    task = Task(lambda: pair.server.recv_into(room, 0, socket.MSG_WAITALL))
+    while not pair.server._transfer._is_expecting:
+        time.sleep(0.001)
+    pair.client.sendall(b"x" * 100_000)
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    time.sleep(0.2)  # the bytes are written into `room` meanwhile
+    pair.client.close()
+    assert task.result() == 100_000
+    assert error_of(pair.server.recv_into, room, 0, socket.MSG_WAITALL) == errno.ECONNRESET
+    assert pair.server.recv_into(room, 0, socket.MSG_WAITALL) == 0
 
 
 def test_linger_waits_until_everything_has_left(pair: Pair) -> None:

@@ -239,6 +239,22 @@ def test_a_descriptor_shows_what_a_thread_takes_and_leaves(pair: Pair) -> None:
     assert not is_readable(channel)
 
 
+def test_two_tasks_wait_for_completions_of_one_queue(pair: Pair) -> None:
+    left, right = pair
+    channel_of(right)
+    receive(right, 2)
+
+    async def main() -> list[int]:
+        tasks = [asyncio.create_task(right.cq.wait()) for _ in range(2)]
+        await asyncio.sleep(0.02)  # so that both wait
+        left.send(0, b"12345678")
+        left.send(1, b"12345678")
+        found = await asyncio.wait_for(asyncio.gather(*tasks), BOUND_S)
+        return [len(one) for one in found]
+
+    assert asyncio.run(main()) == [1, 1]
+
+
 def test_a_thread_and_a_task_take_events_of_one_channel(pair: Pair) -> None:
     left, right = pair
     channel = channel_of(right)

@@ -151,6 +151,19 @@ def test_await_completions(world: World) -> None:
     assert world.right.cq.unacked_events == 0
 
 
+def test_two_tasks_wait_for_completions_of_one_queue(world: World) -> None:
+    """One of them takes the event that both asked for, and not all that was completed."""
+
+    async def run() -> list[int]:
+        tasks = [asyncio.create_task(world.right.cq.wait()) for _ in range(2)]
+        await asyncio.sleep(0)
+        arrive(world, 2)
+        return sorted(found[0].wr_id for found in await asyncio.gather(*tasks))
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == [0, 1]
+    assert world.right.cq.unacked_events == 0
+
+
 def test_a_wait_lets_virtual_time_run(world: World) -> None:
     async def run() -> list[int]:
         world.right.receive(5)

@@ -39,6 +39,7 @@ AnyFile = TypeVar("AnyFile", bound=File)
 Found = dict[int, int]  # revents by place in the set; only what is ready
 
 _MS: Final = 1000
+POLL_MS_MAX: Final = (1 << 31) - 1  # what the kernel takes at once
 IN: Final = select.POLLIN | select.POLLRDNORM
 OUT: Final = select.POLLOUT | select.POLLWRNORM
 ALWAYS: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL  # reported unasked too
@@ -275,6 +276,7 @@ class _Watch:
                 left_ms = None
                 if end_s is not None:
                     left_ms = max(0, math.ceil((end_s - time.monotonic()) * _MS))
+                    left_ms = min(left_ms, POLL_MS_MAX)
                 found = self._ask_kernel(left_ms)
                 doorbell.quiet()
                 found |= self._look_at_changed()

@@ -33,7 +33,7 @@ from urds.common.progress import progress_thread
 from urds.common.seconds import polling_time
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext, attended
-from urds.rsocket.poll import File, find, revents
+from urds.rsocket.poll import POLL_MS_MAX, File, find, revents
 from urds.rsocket.socket import Socket
 from urds.rsocket.waiting import Doorbell, Watcher
 
@@ -359,7 +359,8 @@ class Repoll:
     def _ask_kernel(self, timeout_s: float, events_max: int) -> list[Event]:
         kernel, doorbell = self._open_kernel(), self._doorbell
         if timeout_s > 0:
-            timeout_s = math.ceil(timeout_s * _MS) / _MS  # never too short
+            # Never too short, but for what the kernel does not take: the caller asks again.
+            timeout_s = min(math.ceil(timeout_s * _MS), POLL_MS_MAX) / _MS
         found: list[Event] = []
         for number, mask in kernel.poll(timeout_s, events_max):
             if doorbell is None or number != doorbell.fileno():

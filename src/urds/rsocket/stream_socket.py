@@ -441,9 +441,15 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     def _release_soon(self) -> None:
         if self._reservation is not None:
             self._reservation.close()
-        source = self._readiness_source()
-        if source is not None:
-            source.contexts[0].adapter.call_soon(source.close)
+        source, mapped = self._readiness_source(), self._mapped
+        if source is None:
+            return
+
+        def close() -> None:
+            mapped.unmap_all()
+            source.close()
+
+        source.contexts[0].adapter.call_soon(close)
 
     def _abandon_in_child(self) -> None:
         super()._abandon_in_child()

@@ -345,6 +345,8 @@ class StreamTransfer:
         later_flags = flags if flags & _WAITALL else flags | _DONTWAIT
         taken = 0
         for view in filter(len, views):
+            if taken and self.link is not None and self.link.is_ended:
+                break  # the next call tells why
             try:
                 count = self.receive_into(view, later_flags if taken else flags, wait_s)
             except (BlockingIOError, TimeoutError):
@@ -422,6 +424,8 @@ class StreamTransfer:
                 if taken:
                     break
                 raise
+            if taken and link.is_ended:
+                break  # the next call tells why: what has come is not lost for it
             with link.context.adapter.lock:
                 if is_expecting or not self._is_expecting:
                     taken += link.receive_into(view[taken:], peek=is_peek)
@@ -429,6 +433,9 @@ class StreamTransfer:
                 break
         if not taken:
             self._check_open()
+            if len(view) and link.is_ended:
+                with link.context.adapter.lock:
+                    taken = link.receive_into(view)  # it tells once how the connection ended
         return taken
 
     def _receive_in_place(self, link: StreamLink, memory: Memory, call_timeout: CallTimeout) -> int:

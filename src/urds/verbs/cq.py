@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _Event = TypeVar("_Event")
+_Taken = TypeVar("_Taken")
 _IDLE_S: Final = 0.001
 _NS: Final = 1_000_000_000
 
@@ -60,8 +61,8 @@ class EventChannel(EventSource[_Event]):
         for listener in list(self._listeners):
             listener()
 
-    async def _wait_to_take(self, take: Callable[[], _Event | None]) -> _Event:
-        """Wait in asyncio until `take`, called with the lock held, gives an event.
+    async def _wait_to_take(self, take: Callable[[], _Taken | None]) -> _Taken:
+        """Wait in asyncio until `take`, called with the lock held at each event, gives something.
 
         Raises VerbsClosedError: the channel is closed, or meanwhile; and what `take` raises.
         """
@@ -376,13 +377,23 @@ class CQ(Resource):
                 self.channel = CompChannel(self.context)
                 self.channel._add_child(self)
                 self._parents = (*self._parents, self.channel)
-        while not (found := self.poll(count)[1]):
-            self.req_notify()
-            if found := self.poll(count)[1]:
-                break
-            await self.channel.event(self)
-            self.ack_events(1)
-        return found
+        if found := self.poll(count)[1]:
+            return found
+        channel = self.channel
+
+        def take() -> list[WC] | None:
+            # Another task may have taken the event that this one asked for.
+            if channel._take(self) is not None:
+                self.ack_events(1)
+            found = self.engine.poll(count)
+            if not found:
+                self.engine.arm(False)
+                found = self.engine.poll(count)
+            return found or None
+
+        with channel._calling():
+            channel._have_told()
+        return await channel._wait_to_take(take)
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """Request one event for the next completion, or for the next solicited or failed one.
