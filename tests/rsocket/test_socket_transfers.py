@@ -191,6 +191,14 @@ def test_no_linger_breaks_the_connection(pair: Pair) -> None:
         pair.server.recv(1)
 
 
+def test_buffers_are_received_into_by_the_names_of_the_socket_module(pair: Pair) -> None:
+    pair.client.sendall(b"abcd")
+    room = bytearray(10)
+    assert pair.server.recv_into(buffer=room, nbytes=2, flags=0) == 2
+    assert pair.server.recvfrom_into(memoryview(room)[2:], nbytes=2)[0] == 2
+    assert room == b"abcd" + bytes(6)
+
+
 def break_behind(pair: Pair, byte_count: int) -> None:
     """Send bytes, and break the connection once they are there."""
     pair.client.sendall(b"x" * byte_count)

@@ -145,17 +145,17 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         payload, source = self._receive(flags)
         return payload[:bytes_max], source
 
-    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Take one datagram into a buffer; see `recvfrom_into`."""
-        return self._receive_into([writable(buffer, bytes_max, "recv_into")], flags)[0]
+        return self._receive_into([writable(buffer, nbytes, "recv_into")], flags)[0]
 
-    def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
+    def recvfrom_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> tuple[int, Any]:
         """Take one datagram into a buffer; return how many bytes, and the source.
 
         With MSG_TRUNC it is the length of the datagram. Raises TypeError if the buffer cannot be
-        written, ValueError if it is smaller than `bytes_max`; then no datagram was taken.
+        written, ValueError if it is smaller than `nbytes`; then no datagram was taken.
         """
-        views = [writable(buffer, bytes_max, "recvfrom_into")]
+        views = [writable(buffer, nbytes, "recvfrom_into")]
         count, _, source = self._receive_into(views, flags)
         return count, source
 

@@ -283,24 +283,24 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             _place(self)
         return self._transfer.receive(bytes_max, flags, self._timeout_s)
 
-    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
-        """Receive into a buffer, at most `bytes_max` bytes; 0 is the whole buffer.
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Receive into a buffer, at most `nbytes` bytes; 0 is the whole buffer.
 
         Return how many; 0 at the end of the stream. Raises ValueError if the buffer is smaller
-        than `bytes_max`, OSError as `recv`. With MSG_WAITALL and memory of `allocate` the peer
+        than `nbytes`, OSError as `recv`. With MSG_WAITALL and memory of `allocate` the peer
         writes there itself: if the time is over before all has come, what is behind the bytes
         that were returned stays the peer's until the bytes that it writes there are read.
         """
-        view = writable(buffer, bytes_max, "recv_into")
+        view = writable(buffer, nbytes, "recv_into")
         return self._transfer.receive_into(view, flags, self._timeout_s)
 
     def recvfrom(self, bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
         """Receive as `recv` does; return the bytes and the peer's address."""
         return self.recv(bytes_max, flags), self._peer_shown()
 
-    def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
+    def recvfrom_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> tuple[int, Any]:
         """Receive as `recv_into` does; return how many bytes and the peer's address."""
-        view = writable(buffer, bytes_max, "recvfrom_into")
+        view = writable(buffer, nbytes, "recvfrom_into")
         return self._transfer.receive_into(view, flags, self._timeout_s), self._peer_shown()
 
     def recvmsg(

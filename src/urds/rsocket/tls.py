@@ -216,9 +216,9 @@ class TlsSocket(StreamSocket):
         _demand_no_flags(flags)
         return self._read(lambda: tls.read(bytes_max), b"") if bytes_max else b""
 
-    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive into a buffer; return how many bytes. See `recv`."""
-        view, tls = writable(buffer, bytes_max, "recv_into"), self._tls
+        view, tls = writable(buffer, nbytes, "recv_into"), self._tls
         if tls is None:
             data = self.recv(len(view), flags)
             view[: len(data)] = data

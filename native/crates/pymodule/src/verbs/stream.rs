@@ -545,21 +545,21 @@ impl Stream {
         self.leave_to(py, "receive_given", (bytes_max, flags))
     }
 
-    #[pyo3(signature = (buffer, bytes_max=0, flags=0))]
+    #[pyo3(signature = (buffer, nbytes=0, flags=0))]
     fn recv_into<'py>(
         &self,
         py: Python<'py>,
         buffer: &Bound<'py, PyAny>,
-        bytes_max: i64,
+        nbytes: i64,
         flags: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let is_whole = flags == WAITALL;
         let room = match Buffer::of(buffer) {
             Ok(room) if (flags == 0 || is_whole) && !room.is_readonly() => room,
-            _ => return self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags, 0)),
+            _ => return self.leave_to(py, "receive_into_given", (buffer, nbytes, flags, 0)),
         };
         let (mut taken, mut is_done) = (0, false);
-        let wanted = match usize::try_from(bytes_max) {
+        let wanted = match usize::try_from(nbytes) {
             Ok(0) => room.length(),
             Ok(wanted) if wanted <= room.length() => wanted,
             _ => 0, // Python says what is wrong
@@ -572,7 +572,7 @@ impl Stream {
             self.tell(py)?;
             return Ok(taken.into_pyobject(py)?.into_any());
         }
-        self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags, taken))
+        self.leave_to(py, "receive_into_given", (buffer, nbytes, flags, taken))
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
