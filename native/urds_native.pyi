@@ -163,12 +163,13 @@ class Plane:
         node_end: int,
         memory: int,
         journal: int,
-        is_recovered: bool = False,
+        was_left: bool = False,
         /,
     ) -> None:
         """Serve the memory of a socket of another process; the descriptors stay the caller's.
 
-        What the journal has of an earlier worker goes on.
+        What the journal has of an earlier worker goes on. A socket that `was_left` had been closed
+        by that worker: it has no port, and is reported as left once all that it sent is on paths.
 
         They are those of `open_socket`. Raises OSError, EINVAL for memory that is none.
         """

@@ -44,8 +44,8 @@ def _may_die(call: str) -> None:
 class Box:
     """A bound socket."""
 
-    def __init__(self, local: IPAddress, port: int, node_end: int) -> None:
-        self.local, self.port, self.node_end = local, port, node_end
+    def __init__(self, local: IPAddress, port: int, node_end: int, *, has_port: bool) -> None:
+        self.local, self.port, self.node_end, self.has_port = local, port, node_end, has_port
         self.routes: dict[IPAddress, int] = {}
         self.is_closed = False
 
@@ -93,17 +93,17 @@ class StandIn:
 
     def bind(
         self, kept: Sequence[int], address: IPAddress, port: int, settings: MailboxSettings,
-        transport: object, *, is_recovered: bool,
+        transport: object, *, was_left: bool = False,
     ) -> Box:  # fmt: skip
         if address == NOT_LOCAL:
             raise OSError(errno.EADDRNOTAVAIL, f"no interface has {address}")
         with self._lock:
-            taken = {(box.local, box.port) for box in self._boxes if not box.is_closed}
+            taken = {(box.local, box.port) for box in self._boxes if box.has_port}
             free = (one for one in range(40_000, 60_000) if (address, one) not in taken)
             port = port or next(free)
-            if (address, port) in taken:
+            if (address, port) in taken and not was_left:
                 raise OSError(errno.EADDRINUSE, f"{address} port {port}")
-            self._boxes.append(Box(address, port, kept[0]))
+            self._boxes.append(Box(address, port, kept[0], has_port=not was_left))
             _may_die("bind")
             return self._boxes[-1]
 
@@ -133,7 +133,7 @@ class StandIn:
         pass
 
     def is_over(self, box: Box) -> bool:
-        return True
+        return box.is_closed
 
     def info(self, option: int) -> tuple[int, bytes]:
         if option != 10_000:

@@ -147,6 +147,26 @@ def test_a_drain_while_the_worker_is_replaced_counts_what_lingers(
             assert backend.drain(0) == 0, "there is no node any more"
 
 
+@pytest.mark.parametrize("event", [kill, upgrade])
+def test_what_a_closed_socket_sent_outlives_the_worker(event: object) -> None:
+    """Its peer comes late, and another socket has its port by then."""
+    settings = "[settings]\nlinger_s = 600.0\n"
+    with backends.at_own_node(settings) as first, backends.at_own_node("") as second:
+        with bound(first, 1) as source:
+            for number in range(10):
+                source.sendto(b"%d" % number, (host(2), 4000))
+        with bound(first, 1) as again:
+            event(first)  # type: ignore[operator]  # one of the two above
+            with bound(second, 2) as target:
+                assert [target.recv(10) for _ in range(10)] == [b"%d" % n for n in range(10)]
+                target.sendto(b"back", again.getsockname())
+                assert again.recv(10) == b"back"
+                again.sendto(b"again", target.getsockname())
+                assert target.recv(10) == b"again"
+            wait_until(lambda: commands.status(first.place)["closing"] == 0)
+            assert commands.status(first.place)["bound"] == 1
+
+
 def test_processes_share_an_address(tmp_path: object) -> None:
     with attached() as backend:
         first, second = bound(backend, 1), None

@@ -77,8 +77,7 @@ def worker() -> Iterator[Worker]:
 def restored(calls: NativeCalls, shared: Sequence[int], kept: Sequence[int]) -> Sequence[int]:
     """Begin with one bound socket, of an earlier worker if there was one."""
     shared = calls.begin(shared)
-    settings, is_recovered = MailboxSettings(), len(shared) > 0
-    calls.bind(kept, IPv4Address(NODE), 4000, settings, None, is_recovered=is_recovered)
+    calls.bind(kept, IPv4Address(NODE), 4000, MailboxSettings(), None)
     calls.finish_restore()
     return [os.dup(one) for one in shared]
 

@@ -100,6 +100,8 @@ pub struct Attached {
     last_receiver: Option<MailboxId>,
     /// Which socket of the node this is, for the next worker.
     number: u64,
+    /// The worker before had closed it: it has no port, and is there for what it sent.
+    was_left: bool,
     /// `Left` or `ClientError` was reported.
     is_over: bool,
     is_restricted: bool,
@@ -173,10 +175,15 @@ pub struct SocketParts {
     pub control: i32,
     pub side: NodeSide,
     pub memory: SendMemory,
+    /// An earlier worker closed it; its port may be another socket's.
+    pub was_left: bool,
 }
 
 impl Plane {
     /// Serve the memory of a bound socket from now on. What it has submitted is taken at once.
+    ///
+    /// One that an earlier worker had closed gives its port back here, and is reported as left once
+    /// all that it sent is on a path.
     ///
     /// # Errors
     /// `Closed` and the like; of the system, when the control socket cannot be watched.
@@ -210,13 +217,17 @@ impl Plane {
                 buffers_max: (send_bytes / AREA_FACTOR, receive_bytes / AREA_FACTOR),
                 has_published: false,
                 last_receiver: None,
-                number: restore::socket_number(&record.local, record.port),
+                number: restore::socket_number(&record.local, record.port, parts.was_left),
+                was_left: parts.was_left,
                 is_over: false,
                 is_restricted: false,
                 taken_while_restricted: 0,
             }));
             record.special = true;
             state.attached.count += 1;
+            if parts.was_left {
+                state.leave_port(mailbox);
+            }
             state.restore_socket(mailbox);
             state.attached.due.insert(mailbox);
             state.progress_thread.want_now();
@@ -301,9 +312,10 @@ impl Plane {
             let mut state = self.lock();
             state.note_left(id);
             state.take_all_submissions(id, &mut submitted_to);
-            state.attached_mut(id).is_none_or(|attached| {
-                attached.held.is_empty() && attached.side.submissions().unwrap_or(0) == 0
-            })
+            !state.waits_for_path(id)
+                && state.attached_mut(id).is_none_or(|attached| {
+                    attached.held.is_empty() && attached.side.submissions().unwrap_or(0) == 0
+                })
         };
         for path in submitted_to {
             self.flush(path);
@@ -503,12 +515,13 @@ impl State {
                 return;
             }
         };
-        let now_ns = self.now_ns();
+        let (now_ns, waits) = (self.now_ns(), self.waits_for_path(id));
         let Some(attached) = self.attached_mut(id) else {
             return;
         };
+        let is_done = is_empty && attached.held.is_empty() && !waits;
         match attached.left_until_ns {
-            Some(until_ns) if is_empty && attached.held.is_empty() || until_ns <= now_ns => {
+            Some(until_ns) if is_done || until_ns <= now_ns => {
                 self.report_left(id);
                 return;
             }
@@ -575,6 +588,16 @@ impl State {
             attached.left_until_ns.get_or_insert(until_ns);
             self.attached.due.insert(id);
         }
+    }
+
+    /// Have a socket without a port, which its client closed while an earlier worker served it.
+    fn leave_port(&mut self, id: MailboxId) {
+        if let Some(record) = self.mailboxes.get(id)
+            && let Some(host) = self.hosts.get_mut(record.host)
+        {
+            host.inboxes.remove(record.port, id);
+        }
+        self.note_left(id);
     }
 
     fn report_left(&mut self, id: MailboxId) {

@@ -17,10 +17,10 @@ pub struct Inboxes {
 }
 
 impl Inboxes {
-    /// Bind a port that is free.
+    /// Bind a port; one that another has stays that one's.
     pub fn insert(&mut self, port: u16, mailbox: MailboxId) {
         self.bound += 1;
-        self.by_port.insert(port, (mailbox, self.bound));
+        self.by_port.entry(port).or_insert((mailbox, self.bound));
     }
 
     /// Return the mailbox of a port.

@@ -25,7 +25,9 @@ const LEAVING_POLL: Duration = Duration::from_millis(1);
 impl State {
     /// Return whether a message, even an empty one, may not be with its peer yet.
     pub(crate) fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
-        !self.holders(host, mailbox).is_empty() || self.external_messages(host, mailbox) > 0
+        !self.holders(host, mailbox).is_empty()
+            || self.external_messages(host, mailbox) > 0
+            || self.waits_for_path(mailbox)
     }
 
     /// Return the paths with a message of a mailbox, even an empty one, that its peer may lack.
@@ -88,6 +90,7 @@ impl State {
             self.progress_thread.want();
         } else {
             self.cancel_everywhere(host, mailbox, None);
+            self.cancel_waiting_for_path(mailbox);
         }
         self.touched.insert(mailbox);
     }
@@ -140,6 +143,7 @@ impl State {
             self.emit(Event::LingerEnded { path, mailbox });
         }
         let paths = self.hosts.get(host).map(|host| host.paths.clone());
+        self.cancel_waiting_for_path(mailbox);
         for path in paths.unwrap_or_default() {
             let (unsent, unacknowledged) = self.counts(path, mailbox);
             let count = self.cancel_path(path, mailbox, None);

@@ -102,7 +102,7 @@ pub fn duplicate(descriptor: i32) -> PyResult<i32> {
 }
 
 /// Map what the node keeps of a socket; the descriptors stay the caller's.
-pub fn parts(node_end: i32, memory: i32, journal: i32) -> PyResult<SocketParts> {
+pub fn parts(node_end: i32, memory: i32, journal: i32, was_left: bool) -> PyResult<SocketParts> {
     let (area, to_read) = Area::map_twice(memory, Access::Reads).map_err(raised)?;
     let (mine, of_messages) = Area::map_twice(journal, Access::Writes).map_err(raised)?;
     let side = NodeSide::new(area, mine).map_err(raised)?;
@@ -112,6 +112,7 @@ pub fn parts(node_end: i32, memory: i32, journal: i32) -> PyResult<SocketParts> 
         control,
         side,
         memory,
+        was_left,
     })
 }
 

@@ -372,7 +372,7 @@ impl Plane {
             .collect())
     }
 
-    #[pyo3(signature = (mailbox, node_end, memory, journal, is_recovered=false, /))]
+    #[pyo3(signature = (mailbox, node_end, memory, journal, was_left=false, /))]
     #[allow(clippy::too_many_arguments)] // as Python passes them
     fn attach(
         &self,
@@ -381,10 +381,9 @@ impl Plane {
         node_end: i32,
         memory: i32,
         journal: i32,
-        is_recovered: bool,
+        was_left: bool,
     ) -> PyResult<()> {
-        let _ = is_recovered; // the journal says what there is to go on with
-        let parts = attached::parts(node_end, memory, journal)?;
+        let parts = attached::parts(node_end, memory, journal, was_left)?;
         let attached = self.call(py, |shell| shell.attach_socket(mailbox.get().id, parts))?;
         attached.map_err(|refused| errors::exception(py, &refused))
     }

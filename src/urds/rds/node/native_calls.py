@@ -145,17 +145,19 @@ class NativeCalls:
         settings: MailboxSettings,
         transport: Transport | None,
         *,
-        is_recovered: bool,
+        was_left: bool = False,
     ) -> Any:
         """Bind a mailbox, over TCP whatever the setting says, and have it serve the memory."""
         try:
-            mailbox: Any = self._driver.bind(address, port, settings, Transport.TCP)
+            mailbox: Any = self._driver.bind(
+                address, port, settings, Transport.TCP, takes_port=not was_left
+            )
         except OSError as refused:
             if transport is not None and refused.errno == errno.EADDRNOTAVAIL:
                 raise os_error(ErrorReason.TRANSPORT_MISSING, f"{address}") from refused
             raise
         try:
-            self._plane.attach(mailbox, *kept, is_recovered)
+            self._plane.attach(mailbox, *kept, was_left)
         except BaseException:
             mailbox.close(0)
             self._backend.closed(mailbox)

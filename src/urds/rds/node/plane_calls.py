@@ -84,9 +84,13 @@ class PlaneCalls(Protocol):
         settings: MailboxSettings,
         transport: Transport | None,
         *,
-        is_recovered: bool,
+        was_left: bool = False,
     ) -> Attached:
-        """Bind, and have the plane serve the memory; `is_recovered` after a worker that ended."""
+        """Bind, and have the plane serve the memory.
+
+        A socket that `was_left` when the worker before ended takes no port, for it may be another
+        one's by now. `on_left` tells of it again, once all that it sent is on paths.
+        """
 
     def route(self, attached: Any, peer: IPAddress, tos: int) -> tuple[int, int]:
         """Return the number of a route and the generation of the socket's routes."""

@@ -169,7 +169,10 @@ class Service:
     # -- sockets that were there before this worker
 
     def restore(self, cookie: int, text: str, kept: Sequence[int]) -> None:
-        """Make a socket again, bound as it was. Raises OSError, ValueError."""
+        """Make a socket again, bound as it was. Raises OSError, ValueError.
+
+        One that was left is there for what it sent: `leave` comes again for it.
+        """
         was = Record.of(text)
         sock = NodeSocket(
             cookie=cookie,
@@ -177,19 +180,23 @@ class Service:
             pid=was.pid,
             opened=Opened(-1, tuple(kept)),
             options=was.options,
-            is_left=was.is_left,
+            is_left=was.is_left and was.name is not None,
         )
         if was.name is not None:
             address, port = was.name
-            sock.attached = self._attach(sock, address, port, is_recovered=True)
+            sock.attached = self._attach(sock, address, port, was_left=sock.is_left)
             self._by_attached[sock.attached] = sock
-            self.ports.take(sock.user.uid, (sock.attached.local, port))
+            endpoint = sock.attached.local, port
+            if sock.is_left:
+                self.ports.note_closed(sock.user.uid, endpoint, time.monotonic())
+            else:
+                self.ports.take(sock.user.uid, endpoint)
         sock.user.sockets += 1
-        self.sockets[cookie] = sock
         if sock.is_left:
-            sock.is_left = False
-            self.leave(sock)
-        elif sock.attached is None:
+            self._closing.append(sock)
+            return
+        self.sockets[cookie] = sock
+        if sock.attached is None:
             self._watch(sock)
 
     # -- what happens beside requests
@@ -201,6 +208,7 @@ class Service:
     def leave(self, sock: NodeSocket) -> None:
         """Note that the last descriptor of a socket was closed: its messages linger."""
         if sock.is_left:
+            self._close_restored(sock)
             return
         sock.is_left = True
         tell(self._log, NodeEvent.SOCKET_LEFT, f"{sock.cookie:x}", sock.user.uid)
@@ -212,6 +220,11 @@ class Service:
         self._give_name_back(sock)
         self._closing.append(sock)
         self.sockets.pop(sock.cookie, None)
+
+    def _close_restored(self, sock: NodeSocket) -> None:
+        """Close a socket that was left before this worker began, whose port is given back."""
+        if self._by_attached.pop(sock.attached, None) is not None:
+            self._calls.close(sock.attached)
 
     def end_broken(self, sock: NodeSocket, what: str) -> None:
         """End a socket whose program broke the protocol; no other socket is concerned."""
@@ -362,11 +375,11 @@ class Service:
         port: int,
         *,
         transport: Transport | None = None,
-        is_recovered: bool = False,
+        was_left: bool = False,
     ) -> Any:
         settings = settings_of(sock.options, is_strict=self._tunables.strict_linux)
         return self._calls.bind(
-            sock.opened.kept, local, port, settings, transport, is_recovered=is_recovered
+            sock.opened.kept, local, port, settings, transport, was_left=was_left
         )
 
     def _route(self, request: Request, _: Credentials, descriptors: Sequence[int]) -> Reply:

@@ -174,6 +174,12 @@ class Ports:
         """Note that a port was closed."""
         uid = self._open.pop(endpoint, None)
         if uid is not None:
+            self.note_closed(uid, endpoint, now_s)
+
+    def note_closed(self, uid: int, endpoint: Endpoint, now_s: float) -> None:
+        """Note that a user had a port; one that is open again is its owner's."""
+        if endpoint not in self._open:
+            self._closed.pop(endpoint, None)
             self._closed[endpoint] = uid, now_s + self._grace_s
             if len(self._closed) > _ENDPOINTS_MAX:
                 del self._closed[next(iter(self._closed))]

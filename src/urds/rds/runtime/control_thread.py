@@ -135,8 +135,12 @@ class Driver:
         port: int,
         settings: MailboxSettings,
         transport: Transport | None = None,
+        *,
+        takes_port: bool = True,
     ) -> Mailbox:
         """Bind a mailbox; the first of an address makes this process the host of it.
+
+        One that takes no port has it as the source of what it sends; another one may have it too.
 
         Raises OSError: EADDRNOTAVAIL, EADDRINUSE (port, or address held elsewhere), EINVAL, EIO,
         ENOPROTOOPT for RDMA without a device.
@@ -146,7 +150,7 @@ class Driver:
         try:
             with self.lock:
                 self.abandoned.close_all()
-                mailbox = self._bind(address, port, settings, transport)
+                mailbox = self._bind(address, port, settings, transport, takes_port)
         except BaseException:  # perhaps of a signal handler, as late as that
             if mailbox is not None:
                 self.abandoned.add(mailbox)
@@ -159,6 +163,7 @@ class Driver:
         port: int,
         settings: MailboxSettings,
         transport: Transport | None,
+        takes_port: bool,
     ) -> Mailbox:
         if self.failed:
             raise os_error(ErrorReason.NODE_FAILED)
@@ -174,8 +179,11 @@ class Driver:
             over_rdma = wants_rdma(transport, self.settings)
             if over_rdma:
                 self.rdma.open(address, local_address_settings_of(self.settings, address))
-            chosen = host.endpoint.bind(port)
-            mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
+            if takes_port:
+                port = chosen = host.endpoint.bind(port)
+            mailbox = self.plane.mailbox(local=address, port=port, settings=settings)
+            if not takes_port:
+                host.portless.add(mailbox)
             host.mailboxes.add(mailbox)
             if over_rdma:
                 self.rdma.add(mailbox)
@@ -200,10 +208,12 @@ class Driver:
             self.rdma.forget(mailbox)
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
-            host.endpoint.release(mailbox.port)
+            if mailbox not in host.portless:
+                host.endpoint.release(mailbox.port)
             if len(host.mailboxes) == 1 and self._idle.begin():
                 self.plane.wake()  # else the thread may sleep for ever
             host.mailboxes.discard(mailbox)  # last: an interrupted call is made again
+            host.portless.discard(mailbox)
 
     def is_inside(self) -> bool:
         """Tell whether the calling thread holds the control lock, a plane's or a device's."""

@@ -46,6 +46,7 @@ class LocalAddressState:
     is_released: bool = False  # another process may be its host; the next bind listens anew
     peers: dict[IPAddress, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
+    portless: set[Mailbox] = field(default_factory=set)  # of these, whose port is not theirs
     remembered: dict[tuple[IPAddress, int], Received] = field(default_factory=dict)
 
     def remember(self, peer: IPAddress, index: int, received: Received) -> None:

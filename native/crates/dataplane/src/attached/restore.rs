@@ -80,13 +80,14 @@ impl Delivery<'_> {
     }
 }
 
-/// Return a number that tells sockets of one node apart.
-pub(super) fn socket_number(address: &Address, port: u16) -> u64 {
+/// Return a number that tells sockets of one node apart, one that was left from the next of its port.
+pub(super) fn socket_number(address: &Address, port: u16, was_left: bool) -> u64 {
     let bytes = name_of(address, port).bytes();
     // FNV-1a: the next worker counts the same.
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    });
+    hash ^ u64::from(was_left)
 }
 
 impl Plane {
@@ -325,6 +326,34 @@ impl State {
         }
     }
 
+    /// Return whether messages with numbers of a socket wait for their path to be made.
+    pub(crate) fn waits_for_path(&self, id: MailboxId) -> bool {
+        let owner = Some(Owner(id.to_u64()));
+        let numbers = self.attached.numbers.iter();
+        let mut sent = numbers.flat_map(|numbers| numbers.sent.values().flatten());
+        sent.any(|message| message.owner == owner)
+    }
+
+    /// Drop those messages.
+    pub(crate) fn cancel_waiting_for_path(&mut self, id: MailboxId) {
+        if !self.waits_for_path(id) {
+            return;
+        }
+        let owner = Some(Owner(id.to_u64()));
+        let mut dropped = Vec::new();
+        if let Some(numbers) = &mut self.attached.numbers {
+            for (&entry, sent) in &mut numbers.sent {
+                let peer = address_of(&numbers.journal.name(entry).peer);
+                let gone = sent.extract_if(.., |message| message.owner == owner);
+                dropped.extend(gone.map(|message| (peer, message.payload.len())));
+            }
+        }
+        self.counters.send_cancelled += dropped.len() as u64;
+        for (peer, bytes) in dropped {
+            self.give_back_bytes(id, bytes, &peer);
+        }
+    }
+
     /// Go on with what an earlier worker had of a socket.
     pub(super) fn restore_socket(&mut self, id: MailboxId) {
         self.restore_routes(id);
@@ -335,8 +364,11 @@ impl State {
         let Some(attached) = record.attached.as_deref_mut() else {
             return;
         };
-        record.inbox.receive_queued_bytes = attached.side.unread_bytes();
         let side = &attached.side;
+        if !attached.was_left {
+            // Of one that was left they would mark the port, which may be another socket's.
+            record.inbox.receive_queued_bytes = side.unread_bytes();
+        }
         let mut before: Vec<Held> = Vec::new();
         side.held_messages(|held| before.push(*held));
         before.sort_by_key(|one| one.order);
@@ -419,7 +451,8 @@ impl State {
         }
         for (slot, number) in delivered {
             let sender = self.mailboxes.iter().find(|(_, record)| {
-                record.attached.is_some() && socket_number(&record.local, record.port) == number
+                let attached = record.attached.as_deref();
+                attached.is_some_and(|attached| attached.number == number)
             });
             let Some(id) = sender.map(|(id, _)| id) else {
                 continue;

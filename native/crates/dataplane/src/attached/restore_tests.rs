@@ -523,3 +523,100 @@ fn each_rule_that_is_left_out_is_found() {
         assert!(found, "{rule:?} may be left out");
     }
 }
+
+// -- sockets that were closed before the worker ended
+
+#[test]
+fn the_next_worker_sends_what_a_closed_socket_had_sent() {
+    let world = first_world();
+    let mut client = Client::new(&world, 1, PORT);
+    let mut remote = connect(&world);
+    let to = client.route(2, Route::Stream(world.path));
+    client.send(to, PEER_PORT, b"1 numbered").unwrap();
+    world.progress(0);
+    assert_eq!(sent(&mut remote).len(), 1);
+    drop(remote);
+    world.progress(0);
+    client.send(to, PEER_PORT, b"2 not numbered").unwrap();
+    client.leave(&world);
+    assert!(!world.plane.is_over(client.mailbox));
+
+    let world = next_world(kill(world));
+    client.move_left_to(&world);
+    let events = world.plane.help(Some(0));
+    let is_wanted = |event: &Event| matches!(event, Event::RouteWanted { .. });
+    assert!(events.iter().any(is_wanted), "{events:?}");
+    world.plane.finish_restore();
+    let left = Event::Left {
+        mailbox: client.mailbox,
+    };
+    assert!(!world.progress(0).contains(&left), "there is no path yet");
+    assert!(!world.plane.take_rest(client.mailbox));
+    let world = world.with_own_path();
+    client.route(2, Route::Stream(world.path));
+    client.leave(&world);
+    assert!(!world.plane.is_over(client.mailbox));
+    let mut remote = connect(&world);
+    world.progress(0);
+    let seen: Vec<_> = sent(&mut remote)
+        .iter()
+        .map(|(header, payload)| (header.sequence, header.source_port, payload[0]))
+        .collect();
+    assert_eq!(seen, [(1, PORT, b'1'), (2, PORT, b'2')]);
+    remote.say(acknowledgement(2), b"");
+    world.progress(0);
+    assert!(world.plane.is_over(client.mailbox));
+}
+
+#[test]
+fn a_closed_socket_leaves_its_port_to_the_one_that_has_it_now() {
+    for is_left_first in [true, false] {
+        let world = first_world();
+        let mut left = Client::new(&world, 1, PORT);
+        let to = left.route(2, Route::Stream(world.path));
+        left.send(to, PEER_PORT, b"of the first").unwrap();
+        left.leave(&world);
+        let mut live = Client::new(&world, 1, PORT);
+
+        let world = next_world(kill(world)).with_own_path();
+        if is_left_first {
+            left.move_left_to(&world);
+        }
+        live.move_to(&world);
+        if !is_left_first {
+            left.move_left_to(&world);
+        }
+        left.route(2, Route::Stream(world.path));
+        world.plane.finish_restore();
+        let mut remote = connect(&world);
+        left.leave(&world);
+        remote.say_message(1, b"for the second");
+        world.progress(0);
+        assert_eq!(live.receive().unwrap().0, b"for the second");
+        assert_eq!(remote.payloads(), [b"of the first"]);
+    }
+}
+
+#[test]
+fn what_finds_no_path_is_dropped_after_the_time_of_linger() {
+    let world = first_world();
+    let mut client = Client::new(&world, 1, PORT);
+    let remote = connect(&world);
+    let to = client.route(2, Route::Stream(world.path));
+    client.send(to, PEER_PORT, b"numbered").unwrap();
+    world.progress(0);
+    drop(remote);
+    client.leave(&world);
+
+    let world = next_world(kill(world));
+    client.move_left_to(&world);
+    world.plane.finish_restore();
+    let linger_ns = world.plane.lock().limits.linger_ns;
+    world.pass(linger_ns);
+    client.leave(&world);
+    assert!(!world.plane.is_over(client.mailbox));
+    world.progress(linger_ns);
+    assert!(world.plane.is_over(client.mailbox));
+    let world = world.with_own_path();
+    assert!(sent(&mut connect(&world)).is_empty());
+}

@@ -38,7 +38,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn attach(&self, plane: &Plane, last: u8, port: u16) -> MailboxId {
+    fn attach(&self, plane: &Plane, last: u8, port: u16, was_left: bool) -> MailboxId {
         let mailbox = plane.mailbox(address(last), port, MailboxSettings::default());
         let map = |file: &Descriptor| Area::map(file.get()).unwrap();
         let to_read = Area::map_to_read(self.memory.get()).unwrap();
@@ -46,6 +46,7 @@ impl Kept {
             control: doorbell::duplicate(self.node_end.get()).unwrap(),
             side: NodeSide::new(map(&self.memory), map(&self.journal)).unwrap(),
             memory: SendMemory::new(to_read, map(&self.journal)).unwrap(),
+            was_left,
         };
         plane.attach_socket(mailbox, parts).unwrap();
         mailbox
@@ -75,7 +76,7 @@ impl Client {
             memory: Descriptor::new(file),
             journal: Descriptor::new(journal),
         };
-        let mailbox = kept.attach(&world.plane, last, port);
+        let mailbox = kept.attach(&world.plane, last, port, false);
         world.plane.progress();
         Self {
             side: ClientSide::new(Area::map(kept.memory.get()).unwrap()).unwrap(),
@@ -89,9 +90,30 @@ impl Client {
 
     /// Have the plane of another worker serve the socket.
     pub(super) fn move_to(&mut self, world: &World) {
+        self.go_on(world, false);
+    }
+
+    /// The same of a socket that the worker before had closed.
+    pub(super) fn move_left_to(&mut self, world: &World) {
+        self.go_on(world, true);
+    }
+
+    fn go_on(&mut self, world: &World, was_left: bool) {
         let (last, port) = self.name;
-        self.mailbox = self.kept.attach(&world.plane, last, port);
+        self.mailbox = self.kept.attach(&world.plane, last, port, was_left);
         self.plane = Arc::clone(&world.plane);
+    }
+
+    /// Close the last descriptor of the client, and the mailbox once its end is reported.
+    pub(super) fn leave(&mut self, world: &World) {
+        self.user_end = None;
+        let mailbox = self.mailbox;
+        let mut events = world.progress(0);
+        events.extend(world.progress(0));
+        let left = Event::Left { mailbox };
+        assert!(events.contains(&left), "{events:?}");
+        let plane = &world.plane;
+        plane.close_mailbox(mailbox, None, &mut || false).unwrap();
     }
 
     /// Make a route, and tell the client; return the name of its end.

@@ -116,6 +116,7 @@ impl Client {
         let (file, journal_file) = (Descriptor::new(file), Descriptor::new(journal_file));
         let to_read = Area::map_to_read(file.get()).expect("memory");
         let parts = SocketParts {
+            was_left: false,
             control: pair.node_end.into_raw_fd(),
             side: NodeSide::new(area, journal).expect("it is one"),
             memory: SendMemory::new(to_read, Area::map(journal_file.get()).expect("memory"))
