@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic_ns as now_ns
 from typing import Any, Final
 
 from urds.common.errors import ErrorReason, PlaneError, os_error
@@ -118,10 +120,16 @@ class NativeCalls:
 
         The peer is trying as well, but its back-off may have grown meanwhile.
         """
-        connected = self._plane.finish_restore()
-        self._driver.connect_again(
-            (address_of(*local), address_of(*peer)) for local, peer in connected
-        )
+        driver, connected = self._driver, self._plane.finish_restore()
+        with driver.lock:
+            for local, peer in ((address_of(*one), address_of(*other)) for one, other in connected):
+                host = driver.hosts.get(local)
+                if host is None or host.is_released or peer in driver.hosts:
+                    continue  # without a socket now, or no peer any more
+                with suppress(OSError):  # not allowed, or one too many
+                    host.endpoint.connection(peer, now_ns()).handle_was_connected(now_ns())
+                driver.carry_out(host)
+        driver.plane.wake()
 
     def congestion(self) -> tuple[int, int]:
         """Return the memory of congestion maps, to read."""

@@ -35,12 +35,12 @@ from urds.rds.node.plane_calls import Opened, PlaneCalls
 from urds.rds.node.settings import NodeSettings
 from urds.rds.node.sockets import (
     Cookies,
+    Made,
     MemoryLooks,
     NodeSocket,
     Record,
     cookie_of,
     hung_up,
-    sealed,
     settings_of,
     shut,
 )
@@ -104,7 +104,7 @@ class Service:
         self._looks = MemoryLooks()
         self._lists: dict[tuple[int, int], tuple[float, int, bytes]] = {}
         self._closes = DeferredCalls("urds-node-close", calls_max=_CLOSES_MAX)
-        self._made: list[int] = []  # descriptors of the present answer alone
+        self._made = Made()  # of the present answer alone
         self._cookies = Cookies()  # of the present request
         self._defaults = options.defaults(self._tunables)
         self._methods: Mapping[RequestOp, Callable[..., Reply]] = {
@@ -133,12 +133,11 @@ class Service:
 
         `descriptors` came with the request and stay the caller's.
         """
-        self._made = []
         try:
             self.users.check(who.uid)
             answer, passed = self._methods[request.operation](request, who, descriptors)
         except OSError as failure:
-            self._close_made()
+            self._made.take()()
             code = failure.errno or errno.EIO
             reason = failure.strerror or str(failure)
             if code in (errno.EMFILE, errno.ENOBUFS, errno.EUSERS):
@@ -149,8 +148,7 @@ class Service:
                 values = who.uid, who.pid, asked, reason
                 tell(self._log, NodeEvent.REQUEST_REJECTED, *values, about=who.uid)
             answer, passed = Answer(operation=request.operation, status=code), ()
-        made, self._made = self._made, []
-        return node.emit_answer(answer), passed, lambda: close_all(made)
+        return node.emit_answer(answer), passed, self._made.take()
 
     def close_unknown(self, descriptors: Sequence[int]) -> None:
         """Close what came with a request.
@@ -183,10 +181,9 @@ class Service:
             is_left=was.is_left and was.name is not None,
         )
         if was.name is not None:
-            address, port = was.name
-            sock.attached = self._attach(sock, address, port, was_left=sock.is_left)
+            sock.attached = self._attach(sock, *was.name)
             self._by_attached[sock.attached] = sock
-            endpoint = sock.attached.local, port
+            endpoint = sock.attached.local, sock.attached.port
             if sock.is_left:
                 self.ports.note_closed(sock.user.uid, endpoint, time.monotonic())
             else:
@@ -273,7 +270,7 @@ class Service:
             undo.callback(self.users.give_back, user, Counter())
             nonblock, words = bool(request.flags), request.data or b""
             opened = self._calls.open(self._place, nonblock=nonblock, words=words)
-            self._made.append(opened.user_end)
+            self._made.add(opened.user_end)
             undo.callback(close_all, opened.kept)
             if max(opened.user_end, *opened.kept) >= self._descriptors_max - _DESCRIPTORS_SPARE:
                 text = f"the node has few of its {self._descriptors_max} descriptors left"
@@ -342,7 +339,7 @@ class Service:
             if port:
                 self.ports.check(sock.user.uid, (local, port), time.monotonic())
             try:
-                made = self._attach(sock, local, port, transport=transport)
+                made = self._attach(sock, local, port, transport)
             except OSError as refused:
                 holders = [one for one in self.sockets.values() if one.endpoint == (local, port)]
                 if refused.errno != errno.EADDRINUSE or not self._leave_closed(holders):
@@ -369,18 +366,11 @@ class Service:
         return bool(done)
 
     def _attach(
-        self,
-        sock: NodeSocket,
-        local: IPAddress,
-        port: int,
-        *,
-        transport: Transport | None = None,
-        was_left: bool = False,
+        self, sock: NodeSocket, local: IPAddress, port: int, transport: Transport | None = None
     ) -> Any:
         settings = settings_of(sock.options, is_strict=self._tunables.strict_linux)
-        return self._calls.bind(
-            sock.opened.kept, local, port, settings, transport, was_left=was_left
-        )
+        kept, was_left = sock.opened.kept, sock.is_left
+        return self._calls.bind(kept, local, port, settings, transport, was_left=was_left)
 
     def _route(self, request: Request, _: Credentials, descriptors: Sequence[int]) -> Reply:
         sock = self._bound_socket_of(descriptors)
@@ -430,13 +420,13 @@ class Service:
         answer = Answer(
             operation=RequestOp.INFO, element_bytes=element_bytes, total_bytes=len(data)
         )
-        return answer, [self._sealed(data)]
+        return answer, [self._made.seal(data)]
 
     def _status(self, _: Request, __: Credentials, ___: Sequence[int]) -> Reply:
         self._leave_closed(self.sockets.values())
         data = json.dumps(self.status()).encode()
         answer = Answer(operation=RequestOp.STATUS, total_bytes=len(data))
-        return answer, [self._sealed(data)]
+        return answer, [self._made.seal(data)]
 
     def _upgrade(self, _: Request, who: Credentials, __: Sequence[int]) -> Reply:
         self._check_owner(who)
@@ -483,15 +473,6 @@ class Service:
         if sock.attached is None:
             raise os_error(ErrorReason.NOT_BOUND)
         return sock
-
-    def _sealed(self, data: bytes) -> int:
-        """Return a memory that holds the data, closed after the answer."""
-        self._made.append(sealed(data))
-        return self._made[-1]
-
-    def _close_made(self) -> None:
-        made, self._made = self._made, []
-        close_all(made)
 
 
 def _transport(sock: NodeSocket, asked: int | None) -> Transport | None:

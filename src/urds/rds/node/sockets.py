@@ -8,9 +8,9 @@ import os
 import select
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from urds.common.records import field, names, record
 from urds.common.socket_class import KernelSocket
 from urds.common.types import IPAddress
 from urds.rds.constants import Transport
+from urds.rds.node.channel import close_all
 from urds.rds.node.plane_calls import Opened
 from urds.rds.node.users import Endpoint, User
 from urds.rds.options import Options
@@ -172,6 +173,27 @@ class Cookies:
     def forget(self) -> None:
         """Forget it: the descriptor is closed."""
         self._known = -1, None
+
+
+class Made:
+    """The descriptors that are made for an answer, closed once it is sent."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def add(self, descriptor: int) -> None:
+        """Have one closed."""
+        self._descriptors.append(descriptor)
+
+    def seal(self, data: bytes) -> int:
+        """Return the descriptor of a memory that holds the data and that cannot change."""
+        self.add(sealed(data))
+        return self._descriptors[-1]
+
+    def take(self) -> Callable[[], None]:
+        """Return what closes them; the next answer has others."""
+        made, self._descriptors = self._descriptors, []
+        return partial(close_all, made)
 
 
 def hung_up(node_ends: Iterable[int]) -> set[int]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from random import Random
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Protocol
@@ -259,21 +259,6 @@ class Driver:
         paths = self.paths.to(host, peer)
         paths.mailboxes.add(mailbox)
         mailbox.route(peer, paths.path_for(mailbox.port))
-
-    def connect_again(self, pairs: Iterable[tuple[IPAddress, IPAddress]]) -> None:
-        """Connect at once between these local addresses and peers: an earlier process did.
-
-        Of a local address without a socket, and of a peer that is none any more, nothing is done.
-        """
-        with self.lock:
-            for local, peer in pairs:
-                host = self.hosts.get(local)
-                if host is None or host.is_released or peer in self.hosts:
-                    continue
-                with suppress(OSError):  # not allowed, or one too many
-                    host.endpoint.connection(peer, now_ns()).handle_was_connected(now_ns())
-                self.carry_out(host)
-        self.plane.wake()
 
     def snapshot(self) -> base.Snapshot:
         """Return counters and tables of the process. Raises OSError as `Plane.snapshot`."""
