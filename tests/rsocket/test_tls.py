@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from tests.rsocket.socket_pairs import HOST, WAIT_S, Pair, Task, error_of, pair_over, using
 from urds.rsocket import Socket, create_connection, create_server
+from urds.rsocket.link import devices
 from urds.rsocket.tls import TlsSocket, wrap_socket
 
 CERTIFICATE = Path(__file__).resolve().parents[1] / "support" / "localhost.pem"
@@ -67,7 +68,11 @@ def received(one: TlsSocket, byte_count: int) -> bytes:
     return bytes(got)
 
 
-def sent_until(one: TlsSocket, end: type[OSError]) -> int:
+class Stopped(BaseException):
+    """What a signal handler raises."""
+
+
+def sent_until(one: TlsSocket, end: type[BaseException]) -> int:
     sent = 0
     while True:
         try:
@@ -217,6 +222,23 @@ def test_a_socket_that_never_waits_says_what_it_wants(pair: Tls) -> None:
     pair.client.settimeout(WAIT_S)
     pair.client.sendall(b"last")
     assert got.result() == (DATA[: 1 << 16] * (sent // (1 << 16) + 1))[:sent] + b"last"
+
+
+def test_a_send_that_a_handler_cuts_short_goes_on_behind_what_was_taken(
+    pair: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        if timeout_s is None:  # nothing more can be taken before the peer reads
+            raise Stopped
+        return is_ready()
+
+    pair.client.settimeout(None)  # else a send ends before it waits a second time
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "wait", stop)
+        sent = sent_until(pair.client, Stopped) + (1 << 16)  # the last one was encrypted
+    got = Task(lambda: received(pair.server, sent + 4))
+    pair.client.sendall(b"last")
+    assert got.result() == DATA[: 1 << 16] * (sent >> 16) + b"last"
 
 
 def test_a_timeout_is_one(pair: Tls) -> None:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from socket import MSG_DONTWAIT, SHUT_RD
 from typing import Any, Final, Self, TypeVar
 
@@ -27,12 +27,14 @@ from urds.common.socket_calls import refused
 from urds.rsocket import options
 from urds.rsocket.errors import os_error
 from urds.rsocket.link.devices import Readiness
-from urds.rsocket.link.stream_link import StreamLink
+from urds.rsocket.link.stream_link import StreamLink, wait_on
 from urds.rsocket.socket import Socket
 from urds.rsocket.stream_socket import StreamSocket
+from urds.rsocket.waiting import CallTimeout
 
 WRITE_BYTES_MAX: Final = 1 << 16  # of one send: what a socket that never waits may have to keep
 READ_BYTES: Final = 1 << 16
+_DONTWAIT: Final = int(MSG_DONTWAIT)
 Result = TypeVar("Result")
 
 
@@ -175,7 +177,7 @@ class TlsSocket(StreamSocket):
         with suppress(OSError), self._guard:
             self._tls.unwrap()  # raises, for it would then wait for the peer's
         with suppress(OSError):
-            self._flush(int(MSG_DONTWAIT), waits=False)
+            self._flush(_DONTWAIT, waits=False)
 
     # -- sending
 
@@ -295,11 +297,25 @@ class TlsSocket(StreamSocket):
                 self._sending.release()
 
     def _send_outgoing(self, flags: int) -> None:
+        wait_s = 0.0 if flags & _DONTWAIT else self._timeout_s
+        call_timeout = CallTimeout(wait_s)
         while self._unsent or self._outgoing.pending:
             if not self._unsent:
                 with self._guard:
                     self._unsent = memoryview(self._outgoing.read())
-            self._unsent = self._unsent[super().send(self._unsent, flags) :]
+            link = self._transfer.connected_link(call_timeout)
+            # It never waits inside: an exception of a signal handler there would lose the count,
+            # and the same records would go once more.
+            try:
+                self._unsent = self._unsent[super().send(self._unsent, flags | _DONTWAIT) :]
+            except BlockingIOError:
+                if wait_s == 0:
+                    raise
+                call_timeout.until(partial(wait_on, link), self._may_send(link))
+                self._check_open()
+
+    def _may_send(self, link: StreamLink) -> Callable[[], bool]:
+        return lambda: link.readiness().writable or self._is_over
 
     def _fill(self) -> None:
         """Receive bytes for the TLS object, or the end."""
