@@ -49,6 +49,7 @@ class Member:
     events: int
     data: Any
     is_armed: bool = True  # false after the one report of EPOLLONESHOT
+    claim: object = None  # call that has that report
     changes: int = 0  # that it told of
     contexts: tuple[DeviceContext, ...] | None = None  # as counted; `None`: not a member
     watcher: Watcher = field(init=False)
@@ -144,8 +145,12 @@ class ReadyList:
         if is_ready:
             self._on_ready(member)
 
-    def take(self, events_max: int) -> list[Event]:
-        """Ask those on the list once, and report at most so many events."""
+    def take(self, events_max: int, call: object = None) -> list[Event]:
+        """Ask those on the list once, and report at most so many events to `call`.
+
+        An exception of a signal handler may leave some of them neither reported nor on the list:
+        behind it `put_back` has to follow.
+        """
         found: list[Event] = []
         left_count = len(self._listed)
         while left_count > 0 and len(found) < events_max:
@@ -153,17 +158,25 @@ class ReadyList:
                 count = min(left_count, events_max - len(found), len(self._listed))
                 asked = [self._listed.popitem(last=False)[0] for _ in range(count)]
             left_count -= count or left_count
-            self._ask(asked, found)
+            self._ask(asked, found, call)
         return found
 
-    def _ask(self, asked: list[Member], found: list[Event]) -> None:
+    def put_back(self, call: object) -> None:
+        """Take back what `call` was to report, and ask all members: any may be off the list."""
+        for member in self.members():
+            with self.lock:
+                if member.claim is call:
+                    member.is_armed, member.claim = True, None
+            self.note(member)
+
+    def _ask(self, asked: list[Member], found: list[Event], call: object) -> None:
         """Report the ready ones among members taken from the list, and put them back."""
         kept = []
         for member in asked:
             mask = member.mask()
             if mask & select.POLLNVAL:
                 self.remove(member)  # closed
-            elif mask and self._claim(member):
+            elif mask and self._claim(member, call):
                 found.append((member.label(), mask))
                 if not member.events & (select.EPOLLONESHOT | select.EPOLLET):
                     kept.append(member)
@@ -176,12 +189,13 @@ class ReadyList:
                     self._listed[member] = None
             self._on_list()
 
-    def _claim(self, member: Member) -> bool:
+    def _claim(self, member: Member, call: object) -> bool:
         """Tell whether to report a member: one with EPOLLONESHOT once until it is armed again."""
         if not member.events & select.EPOLLONESHOT:
             return True
         with self.lock:
-            was_armed, member.is_armed = member.is_armed, False
+            if was_armed := member.is_armed:
+                member.is_armed, member.claim = False, call
         return was_armed
 
     def _count(self, member: Member, contexts: tuple[DeviceContext, ...] | None) -> None:
@@ -225,6 +239,7 @@ class Repoll:
         self._progress_context: DeviceContext | None = None  # by threads that wait
         self._progress_count = 0
         self._poll_count = 0
+        self._cut_calls: set[object] = set()  # by an exception, and not mended yet
         self._attending = ExitStack()
         self._attended: set[DeviceContext] = set()
 
@@ -284,19 +299,35 @@ class Repoll:
             raise ValueError(f"maxevents must be greater than 0, got {maxevents}")
         self._demand_open()
         timeout_s = polling_time(timeout, "timeout")
-        events_max = EVENTS_MAX if maxevents < 0 else maxevents
-        found = self._take(events_max)
+        call = object()  # stands for this one
+        if self._cut_calls:
+            self._mend()
+        try:
+            return self._wait(call, timeout_s, EVENTS_MAX if maxevents < 0 else maxevents)
+        except BaseException:
+            self._cut_calls.add(call)  # the next one goes on where a second exception ends this
+            self._mend()
+            raise
+
+    def _wait(self, call: object, timeout_s: float | None, events_max: int) -> list[Event]:
+        found = self._take(events_max, call)
         if not found:
             for context in list(self._list.devices):
                 context.adapter.progress()
-            found = self._take(events_max)
+            found = self._take(events_max, call)
         if found or timeout_s == 0:
             return found
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not found and (end_s is None or time.monotonic() < end_s):
-            found = self._progress(end_s, events_max) or self._sleep(end_s, events_max)
+            found = self._progress(end_s, events_max, call) or self._sleep(end_s, events_max, call)
             self._demand_open()
         return found
+
+    def _mend(self) -> None:
+        """Put back what calls have taken that an exception cut short."""
+        for call in list(self._cut_calls):
+            self._list.put_back(call)
+            self._cut_calls.discard(call)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while something is ready, for select and epoll.
@@ -343,15 +374,15 @@ class Repoll:
 
     # -- taking
 
-    def _take(self, events_max: int) -> list[Event]:
+    def _take(self, events_max: int, call: object) -> list[Event]:
         """Ask those on the list, and the kernel; return at most so many events."""
         if not self._descriptors:
-            return self._list.take(events_max)
+            return self._list.take(events_max, call)
         self._poll_count += 1  # alternately: neither may starve the other
         if self._poll_count % 2:
             found = self._ask_kernel(0, events_max)
-            return found + self._list.take(events_max - len(found))
-        found = self._list.take(events_max)
+            return found + self._list.take(events_max - len(found), call)
+        found = self._list.take(events_max, call)
         if len(found) < events_max:
             found += self._ask_kernel(0, events_max - len(found))
         return found
@@ -374,7 +405,7 @@ class Repoll:
         members = self._list
         return len(members.devices) == 1 and not members.idle_count and not self._descriptors
 
-    def _progress(self, end_s: float | None, events_max: int) -> list[Event]:
+    def _progress(self, end_s: float | None, events_max: int, call: object) -> list[Event]:
         """Make the one device of all members progress until a member is on the list.
 
         Returns at once if there is not one device alone, and early if that changes.
@@ -393,7 +424,7 @@ class Repoll:
         finally:
             with self._list.lock:
                 self._progress_count -= 1
-        return self._list.take(events_max)
+        return self._list.take(events_max, call)
 
     def _is_to_return(self) -> bool:
         return bool(self._list) or self.closed or not self._can_progress()
@@ -414,7 +445,7 @@ class Repoll:
             with driven.adapter.lock:
                 driven.adapter.notify()
 
-    def _sleep(self, end_s: float | None, events_max: int) -> list[Event]:
+    def _sleep(self, end_s: float | None, events_max: int, call: object) -> list[Event]:
         """Sleep in the kernel's set until the doorbell or a descriptor is ready."""
         with self._list.lock:
             if self.closed or self._can_progress():
@@ -427,7 +458,7 @@ class Repoll:
         try:
             left_s = -1.0 if end_s is None else max(0.0, end_s - time.monotonic())
             found = self._ask_kernel(left_s, events_max)
-            return found + self._list.take(events_max - len(found))
+            return found + self._list.take(events_max - len(found), call)
         finally:
             with self._list.lock:
                 self._sleeper_count -= 1
