@@ -1,11 +1,14 @@
-"""A poll that a signal handler's exception cuts short at each step: it forgets no member."""
+"""A poll, or a pass of a device, that a signal handler's exception cuts short at each step.
+
+Nothing that is ready may be forgotten: no member of a Repoll, nothing that the engine tells once.
+"""
 
 import select
 from socket import MSG_PEEK
 
 import pytest
 
-from tests.rsocket.socket_pairs import WAIT_S, Pair
+from tests.rsocket.socket_pairs import WAIT_S, Pair, pair_over
 from tests.support.cuts import Raised, through_all_steps
 from urds.rsocket.repoll import Repoll
 
@@ -13,6 +16,7 @@ OVER = ("shm0", "tcp0")
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 _POLLS_MAX = 4  # until each of two members was reported
 _POLLS = ("rsocket/repoll.py", "rsocket/poll.py")
+_NEWS = ("verbs/providers/shm/native_adapter.py",)
 
 
 @pytest.mark.parametrize("how", [0, select.EPOLLET, select.EPOLLONESHOT])
@@ -56,3 +60,32 @@ def test_an_exception_while_a_poll_mends_is_mended_by_the_next(
             with pytest.raises(Raised):
                 poll.poll(WAIT_S)
         assert poll.poll(WAIT_S) == [("client", OUT)]
+
+
+def test_a_pass_that_is_cut_tells_of_each_stream(pair: Pair, device: str) -> None:
+    told: set[str] = set()
+    with pair_over(device) as other:
+        servers = {"first": pair.server, "second": other.server}
+        for name, server in servers.items():
+            server.watchers.add(lambda name=name: told.add(name))
+        adapter = pair.server._transfer.link.context.adapter
+
+        def prepare() -> None:
+            for server in servers.values():
+                server.recv(100)
+            told.clear()
+            adapter._is_taking_news = True  # the sends' own passes leave it to the one that is cut
+            pair.client.send(b"x")
+            other.client.send(b"x")
+            adapter._is_taking_news = False
+
+        def assert_whole(place: str) -> None:
+            adapter.progress()
+            if told != set(servers):
+                pytest.fail(f"only {told} told after an exception in {place}")
+            prepare()
+
+        pair.client.send(b"x")
+        other.client.send(b"x")
+        prepare()
+        through_all_steps(adapter.progress, assert_whole, within=_NEWS)

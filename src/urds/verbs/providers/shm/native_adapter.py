@@ -12,9 +12,11 @@ queue pair ready.
 
 import errno
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain, starmap
 from types import TracebackType
 from typing import Any, Final
 
@@ -74,6 +76,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         )
         self.channel_engine = engine
         self.loop.use(engine, self._before_sleep, self.look)
+        self._news: deque[tuple[Any, ...]] = deque()  # taken from the engine and not done yet
         self.on_stream: dict[int, Callable[[], None]] = {}  # by queue pair, of compiled streams
         self.use(engine)
         return NativePeers(self, engine, self._rendezvous)
@@ -229,14 +232,34 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         if self._is_connecting:  # they may be of the connection that is being asked for
             self.call_soon(self._take_news)
             return
-        self._is_taking_news = True
+        if self.has_failed:
+            return
+        self._is_taking_news, news = True, self._news
         try:
-            while events := self.channel_engine.take_channel_events():
-                for kind, *values in events:
-                    _HANDLERS[kind](self, *values)
+            while self._has_news():
+                kind, *values = news[0]
+                if kind not in _REPEATABLE:
+                    news.popleft()
+                _HANDLERS[kind](self, *values)
+                if kind in _REPEATABLE:
+                    news.popleft()
+        except BaseException:  # a signal handler's: the engine tells nothing twice
+            self._soon.append(self._take_news)
+            self._request_batch()
+            raise
         finally:
             self._is_taking_news = False
-            self.channel_engine.release()
+            if not news:  # else what comes behind a message that waits here would be read first
+                self.channel_engine.release()
+
+    def _has_news(self) -> bool:
+        """Tell whether there is anything, the engine's included."""
+        news = self._news
+        if not news:
+            told = chain.from_iterable(starmap(self.channel_engine.take_channel_events, _ONCE))
+            # One call of C alone takes and keeps it: no signal handler runs between.
+            news.extend(told)
+        return bool(news)
 
     def _handle_message(self, gid: bytes, qkey: int, data: bytes) -> None:
         self._manager_packets.received += 1
@@ -471,6 +494,10 @@ def _message(data: bytes) -> Packet:
     )
 
 
+_ONCE: Final = ((),)  # calls without arguments
+# What may be done again if a signal handler's exception cuts it short. The others are tried once:
+# a message that is processed twice would be two.
+_REPEATABLE: Final = frozenset({"stream", "failed", "gone", "error"})
 _HANDLERS: Final[dict[str, Any]] = {
     "message": NativeShmAdapter._handle_message,
     "connect": NativeShmAdapter._handle_connect,
