@@ -2,15 +2,19 @@
 
 import errno
 import os
+import select
+import signal
 import socket
 from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 
-from tests.rds.node.conftest import Node, StartNode, wait_until
+from tests.rds.node.conftest import WAIT_S, Node, StartNode, wait_until
 from tests.rds.node.stand_in import CONGESTION_BYTES, MEMORY_BYTES
 from urds.rds.constants import SOL_RDS, SockOpt
-from urds.rds.wire.node import NO_NAME, Name, RequestOp
+from urds.rds.wire import node as wire
+from urds.rds.wire.node import NO_NAME, Name, Request, RequestOp
 
 UNCHOSEN = 0xFFFF_FFFF
 
@@ -212,6 +216,52 @@ def test_a_closed_socket_is_forgotten(node: Node) -> None:
     node.close(bound)
     wait_until(lambda: node.status()["sockets"] == 0)
     wait_until(lambda: node.status()["closing"] == 0)
+
+
+def test_the_end_of_a_socket_does_not_end_the_next_one_of_its_number(node: Node) -> None:
+    """Of one pass of the worker: a list ends a closed socket, a second request opens another."""
+    worker = node.status()["worker"]
+    for _ in range(5):
+        closed = node.open()
+        with connected(node) as asking, connected(node) as opening:
+            node.status()  # both were accepted before it
+            stop(worker)
+            try:
+                asking.send(wire.emit_request(Request(operation=RequestOp.STATUS)))
+                opening.send(wire.emit_request(Request(operation=RequestOp.OPEN, flags=0)))
+                node.close(closed)
+            finally:
+                os.kill(worker, signal.SIGCONT)
+            node.opened += answered(asking)
+            user_end, *others = answered(opening)
+        node.status()  # the pass is over
+        poll = select.poll()
+        poll.register(user_end, 0)
+        assert poll.poll(0) == []
+        node.opened += [user_end, *others]
+        node.close_opened()
+        wait_until(lambda: node.status()["sockets"] == 0)
+
+
+def connected(node: Node) -> socket.socket:
+    """Connect to a node."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.settimeout(WAIT_S)
+    end.connect(node.place)
+    return end
+
+
+def answered(end: socket.socket) -> list[int]:
+    """Return the descriptors of an answer."""
+    data, found, _, _ = socket.recv_fds(end, wire.RECORD_BYTES, 8)
+    assert not wire.parse_answer(data).status
+    return found
+
+
+def stop(process: int) -> None:
+    """Have a process stand still."""
+    os.kill(process, signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{process}/stat").read_text().rpartition(")")[2][1] == "T")
 
 
 def test_a_socket_whose_program_breaks_the_protocol_ends_alone(node: Node) -> None:

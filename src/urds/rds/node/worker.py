@@ -177,15 +177,20 @@ class Worker:
         if (due_s := self._connections.handle_timeout(now_s)) is not None:
             deadlines.append(due_s)
         wait_s = max(0.0, min(deadlines) - now_s)
-        for descriptor, events in self._epoll.poll(wait_s, _EVENTS_PER_PASS):
+        found = self._epoll.poll(wait_s, _EVENTS_PER_PASS)
+        # What a request ends meanwhile gives its number to a socket that the next one opens.
+        concerned = {descriptor: self._unbound.get(descriptor) for descriptor, _ in found}
+        for descriptor, events in found:
             if descriptor == self._channel.fileno():
                 self._hear()
             elif descriptor == self._doorbell:
                 self._answer_doorbell()
             elif descriptor in self._connections:
                 self._connections.handle_ready(descriptor)
-            elif descriptor in self._unbound and events & (select.EPOLLHUP | select.EPOLLRDHUP):
-                self.service.leave(self._unbound[descriptor])
+            elif events & (select.EPOLLHUP | select.EPOLLRDHUP):
+                sock = self._unbound.get(descriptor)
+                if sock is not None and sock is concerned[descriptor]:
+                    self.service.leave(sock)
         now_s = time.monotonic()
         if now_s >= self._tend_at_s:
             self._tend_at_s = now_s + _TEND_S
