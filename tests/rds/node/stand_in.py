@@ -25,6 +25,7 @@ from urds.rds.node.settings import NodeSettings
 from urds.rds.plane.contract import MailboxSettings
 
 MEMORY_BYTES = 1 << 20
+RESTRICTED_AT = 4095  # of a memory: whether sends are refused
 CONGESTION_BYTES = 8192
 NOT_LOCAL = IPv4Address("192.0.2.1")
 FAULT = IPv4Address("192.0.2.2")  # of the node itself: its route is a fault of the program
@@ -44,8 +45,11 @@ def _may_die(call: str) -> None:
 class Box:
     """A bound socket."""
 
-    def __init__(self, local: IPAddress, port: int, node_end: int, *, has_port: bool) -> None:
-        self.local, self.port, self.node_end, self.has_port = local, port, node_end, has_port
+    def __init__(
+        self, local: IPAddress, port: int, node_end: int, memory: int, *, has_port: bool
+    ) -> None:
+        self.local, self.port, self.node_end, self.memory = local, port, node_end, memory
+        self.has_port = has_port
         self.routes: dict[IPAddress, int] = {}
         self.is_closed = False
 
@@ -103,7 +107,7 @@ class StandIn:
             port = port or next(free)
             if (address, port) in taken and not was_left:
                 raise OSError(errno.EADDRINUSE, f"{address} port {port}")
-            self._boxes.append(Box(address, port, kept[0], has_port=not was_left))
+            self._boxes.append(Box(address, port, *kept[:2], has_port=not was_left))
             _may_die("bind")
             return self._boxes[-1]
 
@@ -119,7 +123,7 @@ class StandIn:
         return 7 if peer is None else 1
 
     def restrict(self, box: Box, *, is_over_quota: bool) -> None:
-        pass
+        os.pwrite(box.memory, bytes([is_over_quota]), RESTRICTED_AT)
 
     def take_rest(self, box: Box) -> bool:
         return True

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.rds.node.conftest import WAIT_S, Node, StartNode, wait_until
-from tests.rds.node.stand_in import CONGESTION_BYTES, MEMORY_BYTES
+from tests.rds.node.stand_in import CONGESTION_BYTES, MEMORY_BYTES, RESTRICTED_AT
 from urds.rds.constants import SOL_RDS, SockOpt
 from urds.rds.wire import node as wire
 from urds.rds.wire.node import NO_NAME, Name, Request, RequestOp
@@ -306,6 +306,16 @@ def test_quotas_have_their_errno(start_node: StartNode) -> None:
     # One that was bound counts until its messages have left.
     wait_until(lambda: not node.status()["closing"])
     node.open()
+
+
+def test_a_socket_that_is_bound_over_the_quota_is_refused_sends_too(start_node: StartNode) -> None:
+    node = start_node("[quota]\nmemory = '1MiB'\n")
+    (user_end, memory, _), *full = [node.ask(RequestOp.OPEN, flags=0)[1] for _ in range(4)]
+    for _, filled, _ in full:
+        os.pwrite(filled, bytes(MEMORY_BYTES), 0)  # root may have twice the quota
+    wait_until(lambda: node.has_told("quota-reached"))
+    node.bind(user_end)
+    assert os.pread(memory, 1, RESTRICTED_AT) == b"\1"
 
 
 def test_a_port_is_free_at_once_after_its_last_close(node: Node) -> None:

@@ -322,6 +322,8 @@ class Service:
         self._by_attached[sock.attached] = sock
         name = Name(sock.attached.local, sock.attached.port)
         self.ports.take(sock.user.uid, (name.address, name.port))
+        if sock.user.is_over_quota:  # it was opened before
+            self._calls.restrict(sock.attached, is_over_quota=True)
         values = f"{sock.cookie:x}", sock.user.uid, name.address, name.port
         tell(self._log, NodeEvent.SOCKET_BOUND, *values)
         return name
