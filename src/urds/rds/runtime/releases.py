@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import Interest
 from urds.rds.runtime.local_addresses import LocalAddressState
+from urds.rds.runtime.paths import Paths
 from urds.rds.runtime.watches import Watches
 from urds.rds.settings import Settings
 from urds.rds.transports import tcp
@@ -24,6 +25,7 @@ class Owner(Protocol):
     hosts: dict[IPAddress, LocalAddressState]
     lock: Any
     watches: Watches
+    paths: Paths
     acceptor: Any
     shm_streams: Any
 
@@ -79,13 +81,26 @@ class Releases:
             raise
         host.listener, host.is_released = listener, False
         driver.shm_streams.listen(host)
-        self._forget_routes(host.address)
+        self._lead_here(host.address)
 
     def _forget_routes(self, address: IPAddress) -> None:
         """Have each socket look anew where an address is."""
         for host in self._driver.hosts.values():
             for mailbox in host.mailboxes:
                 mailbox.route(address, None)
+
+    def _lead_here(self, address: IPAddress) -> None:
+        """Have sockets look anew where an address is; it was elsewhere.
+
+        Those with messages on their way there keep their path, or what they send next would
+        overtake these. They follow when its connection is idle.
+        """
+        for host in self._driver.hosts.values():
+            if self._driver.paths.take_routes(host, address):
+                continue
+            paths = host.peers[address]
+            for mailbox in paths.mailboxes:  # one was queued meanwhile
+                mailbox.route(address, paths.path_for(mailbox.port))
 
 
 def _holds_messages(host: LocalAddressState) -> bool:
