@@ -305,17 +305,20 @@ impl Plane {
         }
     }
 
-    /// Take what a client that has hung up submitted; return whether nothing of it waits.
+    /// Take what a client that has hung up submitted; return whether nothing of it waits, or its
+    /// time is over.
     pub fn take_rest(&self, id: MailboxId) -> bool {
         let mut submitted_to = Vec::new();
         let is_taken = {
             let mut state = self.lock();
             state.note_left(id);
             state.take_all_submissions(id, &mut submitted_to);
-            !state.waits_for_path(id)
-                && state.attached_mut(id).is_none_or(|attached| {
-                    attached.held.is_empty() && attached.side.submissions().unwrap_or(0) == 0
-                })
+            let waits = state.waits_for_path(id);
+            state.attached_mut(id).is_none_or(|attached| {
+                let is_empty =
+                    attached.held.is_empty() && attached.side.submissions().unwrap_or(0) == 0;
+                attached.is_over || is_empty && !waits
+            })
         };
         for path in submitted_to {
             self.flush(path);

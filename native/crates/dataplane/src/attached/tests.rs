@@ -490,6 +490,23 @@ fn what_a_client_submitted_before_its_end_is_taken_before_its_port_is_given_away
 }
 
 #[test]
+fn without_time_to_linger_the_port_of_a_long_queue_is_given_away_at_once() {
+    let world = World::new();
+    let sizes = Sizes {
+        submissions: 1024,
+        ..SMALL
+    };
+    let mut client = Client::sized(&world, 1, PORT, &sizes);
+    let route = client.route(2, Route::Stream(world.path));
+    client.side.options().set(Word::Linger, 1);
+    for _ in 0..300 {
+        client.send(route, PEER_PORT, b"").unwrap();
+    }
+    client.user_end = None;
+    assert!(world.plane.take_rest(client.mailbox));
+}
+
+#[test]
 fn a_client_that_writes_nonsense_loses_its_socket_and_no_other() {
     let world = World::new();
     let (one, other) = node_pair(&world);
