@@ -464,8 +464,12 @@ impl State {
                 continue;
             };
             attached.side.give_back_late();
+            let is_due = attached.take_one_held_up();
             if attached.side.has_late() {
                 self.note_late(id); // a sender had the lock
+            }
+            if is_due {
+                self.attached.due.insert(id);
             }
         }
     }
@@ -534,8 +538,12 @@ impl State {
             }
             None => {}
         }
-        if !is_empty || attached.is_held_up() && attached.side.submissions() != Ok(0) {
-            return; // what it submits all the same waits
+        if attached.is_held_up() && attached.side.submissions() != Ok(0) {
+            self.note_late(id); // what it submits all the same waits
+            return;
+        }
+        if !is_empty {
+            return;
         }
         match attached.side.sleep() {
             Ok(true) => {}
@@ -661,6 +669,17 @@ impl Attached {
     fn is_held_up(&self) -> bool {
         let is_over = self.is_restricted && self.taken_while_restricted == 0;
         is_over && self.left_until_ns.is_none()
+    }
+
+    /// Have one message taken that is held up, once all before it are freed; tell whether there is
+    /// one. Its client may have looked at the word before that was set: untaken, it would have the
+    /// pages of its socket stay, and its user over the quota, for ever.
+    fn take_one_held_up(&mut self) -> bool {
+        let is_due = self.is_held_up()
+            && !self.side.holds_messages()
+            && self.side.submissions().is_ok_and(|count| count > 0);
+        self.taken_while_restricted += u32::from(is_due);
+        is_due
     }
 
     pub(crate) fn is_restricted(&self) -> bool {

@@ -297,6 +297,11 @@ impl NodeSide {
         self.sent_touched = kept;
     }
 
+    /// Return whether any message is taken and not freed.
+    pub fn holds_messages(&self) -> bool {
+        self.held_slots > 0
+    }
+
     /// Return how many bytes are taken and not freed.
     pub fn held_bytes(&self) -> u64 {
         self.journal.long(journal::AT_HELD_BYTES)

@@ -280,6 +280,30 @@ fn over_quota_an_idle_sender_keeps_no_pages_for_long() {
 }
 
 #[test]
+fn over_quota_a_send_that_was_under_way_is_taken_and_its_pages_given_back() {
+    let world = World::new();
+    let (one, other) = node_pair(&world);
+    let route = one.route(3, Route::Loop);
+    world.plane.restrict(one.mailbox, true);
+    world.progress(0);
+    // As of clients that looked at the word before it was set.
+    let refused = one.side.area().word(layout::AT_OVER_QUOTA);
+    refused.store(0, Relaxed);
+    one.send(route, PORT, &vec![7; 40_000]).unwrap();
+    one.send(route, PORT, b"second").unwrap();
+    refused.store(1, Relaxed);
+    for expected in [vec![7; 40_000], b"second".to_vec()] {
+        world.progress(0);
+        assert!(other.receive().is_none(), "one at a time");
+        world.progress(LATE_NS);
+        assert_eq!(other.receive().unwrap().0, expected);
+    }
+    world.progress(LATE_NS);
+    let read = |side: &NodeSide| side.has_late();
+    assert!(!world.plane.read_attached(one.mailbox, read).unwrap());
+}
+
+#[test]
 fn a_ping_to_an_address_of_this_node_is_answered() {
     let world = World::new();
     let (one, _other) = node_pair(&world);
