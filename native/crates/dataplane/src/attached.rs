@@ -187,7 +187,11 @@ impl Plane {
     ///
     /// # Errors
     /// `Closed` and the like; of the system, when the control socket cannot be watched.
-    pub fn attach_socket(&self, mailbox: MailboxId, parts: SocketParts) -> Result<(), Rejected> {
+    pub fn attach_socket(
+        &self,
+        mailbox: MailboxId,
+        mut parts: SocketParts,
+    ) -> Result<(), Rejected> {
         let control = Arc::new(ControlSocket(Descriptor::new(parts.control)));
         {
             let mut state = self.lock();
@@ -202,6 +206,7 @@ impl Plane {
             let mask = epoll::READABLE | epoll::EDGE;
             state.poll_set.set.add(control.0.get(), mask, number)?;
             parts.side.set_local(Some(local));
+            parts.side.set_over_quota(false); // as the worker before left it; `restrict` says else
             let (send_bytes, receive_bytes) = parts.side.area_bytes();
             let record = state.open_mailbox(mailbox)?;
             record.attached = Some(Box::new(Attached {

@@ -280,6 +280,20 @@ fn over_quota_an_idle_sender_keeps_no_pages_for_long() {
 }
 
 #[test]
+fn the_next_worker_refuses_nothing_until_it_finds_a_user_over_its_quota() {
+    let world = World::new();
+    let mut client = Client::new(&world, 1, PORT);
+    let route = client.route(3, Route::Loop);
+    world.plane.restrict(client.mailbox, true);
+    assert_eq!(client.send(route, PORT, b"x"), Err(Rejected::OverQuota));
+    drop(world);
+    let next = World::new();
+    client.move_to(&next);
+    let route = client.route(3, Route::Loop);
+    assert_eq!(client.send(route, PORT, b"x"), Ok(()));
+}
+
+#[test]
 fn over_quota_a_send_that_was_under_way_is_taken_and_its_pages_given_back() {
     let world = World::new();
     let (one, other) = node_pair(&world);
