@@ -113,6 +113,9 @@ impl State {
         {
             self.want_stream(path);
         }
+        if let Some(attached) = self.attached_mut(id) {
+            attached.asked = false; // a route may go again while messages wait for room
+        }
         self.serve_soon(id);
     }
 

@@ -607,6 +607,38 @@ fn a_message_waits_for_its_route_and_for_room_on_its_path() {
 }
 
 #[test]
+fn a_route_that_goes_while_messages_wait_for_room_is_wanted_anew() {
+    let limits = urds_path::Limits {
+        path_messages_max: 2,
+        ..Default::default()
+    };
+    let world = World::with(limits);
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    world.plane.route(client.mailbox, address(2), None);
+    let other = world.mailbox_at(PORT + 1, MailboxSettings::default());
+    for _ in 0..2 {
+        world.send(other, b"before").unwrap();
+    }
+    client.send(route, PEER_PORT, b"waits").unwrap();
+    let wanted = Event::RouteWanted {
+        mailbox: client.mailbox,
+        peer: address(2),
+    };
+    assert!(world.progress(0).contains(&wanted));
+    client.route(2, Route::Stream(world.path));
+    assert_eq!(world.progress(0), [], "the path is full");
+    world.plane.route(client.mailbox, address(2), None);
+    assert!(world.progress(0).contains(&wanted));
+    client.route(2, Route::Stream(world.path));
+    remote.say(acknowledgement(2), b"");
+    world.progress(0);
+    world.progress(0);
+    assert_eq!(remote.payloads(), [&b"before"[..], b"before", b"waits"]);
+}
+
+#[test]
 fn an_address_is_as_the_memory_has_it() {
     let name = name_of(&Address::from(Ipv4Addr::new(127, 0, 83, 1)), 7);
     assert_eq!(name, Name::v4([127, 0, 83, 1], 7));
