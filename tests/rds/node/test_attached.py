@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -332,6 +333,34 @@ def test_a_node_that_hangs_is_named() -> None:
         finally:
             for process in stopped:
                 os.kill(process, signal.SIGCONT)
+
+
+def test_another_thread_goes_on_while_a_send_asks_for_a_route() -> None:
+    """It has the worker go on, which the send waits for, though that does not wait for room."""
+    with backends.at_own_node("") as backend, bound(backend, 1) as sender:
+        worker = commands.status(backend.place)["worker"]
+        about_to_send, ended = threading.Event(), []
+
+        def send() -> None:
+            about_to_send.set()
+            try:
+                ended.append(sender.sendto(b"", urds.MSG_DONTWAIT, (host(99), 4000)))
+            except OSError as refused:
+                ended.append(refused)
+
+        thread = threading.Thread(target=send)
+        os.kill(worker, signal.SIGSTOP)
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(60)  # the thread goes on until it waits
+        try:
+            thread.start()
+            about_to_send.wait(30)
+            assert ended == []
+        finally:
+            sys.setswitchinterval(interval_s)
+            os.kill(worker, signal.SIGCONT)
+            thread.join(30)
+        assert ended == [0]
 
 
 def test_senders_without_room_learn_of_the_end_of_their_node() -> None:

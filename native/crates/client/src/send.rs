@@ -20,7 +20,6 @@ const ROUTES_ASKED: u32 = 8;
 struct Sending<'a> {
     socket: &'a Socket,
     descriptor: i32,
-    place: &'a [u8],
     message: &'a Outgoing,
     length: usize,
     dontwait: bool,
@@ -45,6 +44,23 @@ impl Socket {
         parts: Readable<'_>,
         dontwait: bool,
     ) -> Result<usize, i32> {
+        let ask = || self.ask_route(descriptor, place, &message.to, self.side.tos());
+        self.send_asking(descriptor, message, parts, dontwait, ask)
+    }
+
+    /// As `send`; `ask` has to ask for the route of a new peer, and waits for the node whatever
+    /// `dontwait` says.
+    ///
+    /// # Errors
+    /// As `send`.
+    pub fn send_asking(
+        &self,
+        descriptor: i32,
+        message: &Outgoing,
+        parts: Readable<'_>,
+        dontwait: bool,
+        mut ask: impl FnMut() -> Result<(), i32>,
+    ) -> Result<usize, i32> {
         let length = parts.length();
         let local = self.local().ok_or(libc::ENOTCONN)?;
         if local.is_v4() != message.to.is_v4() {
@@ -54,7 +70,6 @@ impl Socket {
         let mut sending = Sending {
             socket: self,
             descriptor,
-            place,
             message,
             length,
             dontwait,
@@ -80,6 +95,11 @@ impl Socket {
                     }
                     return Ok(length);
                 }
+                Err(Rejected::NoRoute) if sending.asked < ROUTES_ASKED => {
+                    sending.asked += 1;
+                    self.options().set(Word::HasRoute, 1);
+                    ask()?;
+                }
                 Err(reason) => sending.wait(reason)?,
             }
         }
@@ -91,12 +111,6 @@ impl Sending<'_> {
     #[cold]
     fn wait(&mut self, reason: Rejected) -> Result<(), i32> {
         match reason {
-            Rejected::NoRoute if self.asked < ROUTES_ASKED => {
-                self.asked += 1;
-                let (to, tos) = (&self.message.to, self.socket.side.tos());
-                self.socket.options().set(Word::HasRoute, 1);
-                self.socket.ask_route(self.descriptor, self.place, to, tos)
-            }
             Rejected::Full => self.wait_for_room(),
             Rejected::Congested => self.wait_for_destination(0),
             Rejected::FullBesideOthers => self.wait_for_destination(WAIT_ROOM),

@@ -256,7 +256,7 @@ impl AttachedMailbox {
         sent
     }
 
-    /// Send one message; wait for room without the interpreter.
+    /// Send one message; ask for a route and wait for room without the interpreter.
     pub fn send_bytes(
         &self,
         py: Python<'_>,
@@ -269,7 +269,9 @@ impl AttachedMailbox {
         loop {
             let descriptor = self.open_fd(py)?;
             let (socket, place) = (&self.socket, &self.place);
-            let sent = sys::send_attached(socket, descriptor, place, outgoing, payload);
+            let to = &outgoing.to;
+            let ask = || py.detach(|| socket.ask_route(descriptor, place, to, socket.side().tos()));
+            let sent = sys::send_attached(socket, descriptor, outgoing, payload, ask);
             let errno = match sent {
                 Ok(bytes) => return Ok(bytes),
                 Err(errno) => errno,

@@ -477,16 +477,16 @@ impl<T> Held<T> {
     }
 }
 
-/// Send bytes over an attached socket, without waiting.
+/// Send bytes over an attached socket, without waiting but for `ask`: see `Socket::send_asking`.
 ///
 /// # Errors
 /// The number of `errno`.
 pub fn send_attached(
     socket: &urds_client::Socket,
     descriptor: i32,
-    place: &[u8],
     outgoing: &urds_client::Outgoing,
     bytes: &[u8],
+    ask: impl FnMut() -> Result<(), i32>,
 ) -> Result<usize, i32> {
     let parts = [libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -494,7 +494,7 @@ pub fn send_attached(
     }];
     // SAFETY: the bytes are readable and live through the call.
     let parts = unsafe { urds_client::sys::parts::Readable::new(&parts) };
-    socket.send(descriptor, place, outgoing, parts, true)
+    socket.send_asking(descriptor, outgoing, parts, true, ask)
 }
 
 /// Own a descriptor that no other owns: it was made by the caller, or given to it for good.
