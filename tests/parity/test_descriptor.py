@@ -2,7 +2,7 @@
 
 import select
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -163,6 +163,36 @@ def test_an_update_after_enobufs_wakes_a_poller(world: World) -> None:
     assert mailbox.receive(wait_ns=0) is None
     assert by_poll(descriptor)[0] is False
     mailbox.sendto(b"x", ADDRESS)
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_send_to_a_known_target_ends_an_update_too(
+    world: World, kept: int, is_refused: bool
+) -> None:
+    """A program that sends has looked; else its poll would not wait again before it receives.
+
+    With `kept` messages the stream takes nothing more, so the send is queued behind others.
+    """
+    mailbox = world.mailbox(send_bytes_max=100_000)
+    remote = world.attach(buffer_bytes=4096)
+    remote.say_map()
+    world.turn()
+    while world.plane.snapshot().paths[0].unsent_messages < kept:
+        mailbox.sendto(bytes(1000), ADDRESS)
+    for _ in range(2):
+        mailbox.sendto(b"x", ADDRESS)
+    remote.say_map(CongestionMap([PEER_PORT]).emit())
+    world.turn()
+    descriptor = mailbox.fileno()
+    with pytest.raises(OSError, match="is full"):
+        mailbox.sendto(b"x", ADDRESS)
+    remote.say_map(CongestionMap([PEER_PORT] if is_refused else []).emit())
+    world.turn()
+    assert by_poll(descriptor)[0] is True
+    with pytest.raises(OSError, match="is full") if is_refused else nullcontext():
+        mailbox.sendto(b"x", ADDRESS)
+    assert by_poll(descriptor)[0] is False
 
 
 def test_a_send_without_a_route_does_not_hide_an_update(

@@ -420,7 +420,9 @@ impl State {
             self.want_stream(path); // else no map would ever arrive that clears it
             return Ok(Attempt::Busy(ErrorReason::PeerCongested));
         }
-        let is_again = !message.asks_all && bytes <= MESSAGE_BYTES_PLAIN && known.is_some();
+        // A map that the descriptor shows is looked at: the program waits for the next one.
+        let asks_all = message.asks_all || mailbox.map_news;
+        let is_again = !asks_all && bytes <= MESSAGE_BYTES_PLAIN && known.is_some();
         let queued_bytes = mailbox.send_queued_bytes;
         let accounts = &mut mailbox.accounts;
         let destination =
@@ -560,6 +562,7 @@ impl State {
         let queued_bytes = mailbox.send_queued_bytes;
         let may_queue = (record.is_batching || record.blocked)
             && !record.full
+            && !mailbox.map_news
             && record.core.sender.unsent_len() > 0
             && bytes.len() <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
             && mailbox

@@ -207,6 +207,7 @@ fn send_on(
             }
             Ok(Sent::NoRoute(message)) => message,
             Err(refused) => {
+                own.shell.sync(own.id); // it has looked at a map that the descriptor shows
                 ffi::leave(py)?; // the payload may be released now
                 return signals.finish_pass(py, Err(refused));
             }

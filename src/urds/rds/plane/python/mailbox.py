@@ -158,8 +158,8 @@ class Mailbox:
     ) -> int:
         """Queue a message: resolve, reject, or wait; then write what leaves now.
 
-        With `looks_again` everything is looked at, also for a known destination. In a batch to one
-        there is nothing to decide.
+        With `looks_again`, or after a map that the descriptor shows, everything is looked at, also
+        for a known destination. In a batch to one there is nothing to decide.
         """
         sends, state = self.sends, self._state
         if state.holds_lock():
@@ -168,7 +168,7 @@ class Mailbox:
             target = sends.targets.get(address) or sends.new_target(address)
         except (TypeError, ValueError):  # cannot be a key, so is no address: that is what to say
             target = sends.new_target(address)
-        if looks_again:
+        if looks_again or self.receives.map_news:
             target = Target(target.peer, target.port)
         try:
             with state.lock:
@@ -196,6 +196,8 @@ class Mailbox:
             if "reason" not in error.__dict__:  # an interrupt: find the work it left
                 state.interrupts.seen = True
                 eventfd_write(state.interrupts.wake_descriptor, 1)
+            else:
+                self.sync()  # a send that is refused has looked as well
             raise
         return len(payload)
 

@@ -231,7 +231,7 @@ class SendSide:
             return self.note_full(route, payload_bytes, port)
         if not is_open:
             accounts.admit(destination, payload_bytes, queued_bytes)
-        if not is_known:  # else nothing is looked at again, not even a new map
+        if not is_known:  # else nothing is looked at again
             self._receives.map_news = False
         sender.queue(self, self.port, port, payload, extension)
         sender.lone = is_alone
