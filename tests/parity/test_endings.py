@@ -15,7 +15,7 @@ import pytest
 
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, RealWorld, World
 from tests.support.planes import name_of
-from tests.support.waiting import BUSY_S
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import Plane, SocketAddress
 
@@ -96,6 +96,15 @@ class TestLinger:
         mailbox.close(60_000_000_000)
         answering.join()
         assert real.plane.snapshot().counters["send_cancelled"] == 0
+
+    def test_a_mailbox_asks_without_a_wait_too(self, real: RealWorld) -> None:
+        mailbox = real.mailbox()
+        mailbox.request_acks()  # of nothing
+        mailbox.sendto(b"x", ADDRESS)
+        answering = answer_questions(real)
+        mailbox.request_acks()
+        answering.join()
+        wait_until(lambda: mailbox.unacknowledged() == 0)
 
     def test_a_plane_that_drains_asks(self, real: RealWorld) -> None:
         real.mailbox().sendto(b"x", ADDRESS)

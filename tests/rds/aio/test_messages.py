@@ -254,6 +254,22 @@ async def test_lingering_does_not_hold_the_loop_up(own: Node, payload: bytes) ->
     assert time.monotonic() - started > 0.9
 
 
+@pytest.mark.each_carrier(False)
+async def test_a_close_that_lingers_asks_for_acknowledgements_once(
+    own: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it takes as long as its peer delays one."""
+    sock = await own.bind()
+    asked: list[object] = []
+    kind = type(sock._socket.mailbox)  # the call is the plane's
+    monkeypatch.setattr(kind, "request_acks", lambda mailbox: asked.append(mailbox.port))
+    sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 1))
+    await sock.send_to(b"nobody is there", (fresh_host(), 5))
+    port = sock.getsockname()[1]
+    await sock.aclose()
+    assert asked == [port]
+
+
 async def test_a_cancelled_close_does_not_linger(own: Node) -> None:
     started = time.monotonic()
     with anyio.move_on_after(NOT_READY_S) as scope:

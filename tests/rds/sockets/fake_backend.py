@@ -110,6 +110,9 @@ class FakeMailbox:
         self.cancelled.append((peer, port))
         return 3
 
+    def request_acks(self) -> None:
+        """Do nothing."""
+
     def unacknowledged(self) -> int:
         """Return how many messages were recorded: none is acknowledged."""
         return len(self.sent)

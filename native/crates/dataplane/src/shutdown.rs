@@ -172,7 +172,7 @@ impl Plane {
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<(), Rejected> {
         if linger_ns.is_some_and(|linger_ns| linger_ns > 0) && !self.is_virtual() {
-            self.ask_for(mailbox);
+            self.request_acks_of(mailbox);
             self.wait(mailbox, WaitFor::Room, linger_ns, interrupted, |state| {
                 let Some(record) = state.mailboxes.get(mailbox) else {
                     return Ok(Some(()));
@@ -204,8 +204,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Request acknowledgements of the messages of a mailbox.
-    fn ask_for(&self, mailbox: MailboxId) {
+    /// Request acknowledgements of the messages of a mailbox, without waiting for them.
+    pub fn request_acks_of(&self, mailbox: MailboxId) {
         let paths = {
             let mut state = self.lock();
             let Some(host) = state.mailboxes.get(mailbox).map(|record| record.host) else {

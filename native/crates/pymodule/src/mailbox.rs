@@ -451,6 +451,10 @@ impl Mailbox {
         signals.finish_pass(py, ended)
     }
 
+    fn request_acks(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |shell| shell.request_acks_of(self.id))
+    }
+
     fn unacknowledged(&self, py: Python<'_>) -> PyResult<usize> {
         self.call(py, |shell| shell.unacknowledged(self.id))
     }

@@ -325,6 +325,7 @@ class Socket:
             progress = self._join()
         except OSError:
             return False
+        self._socket.mailbox.request_acks()
         nap_s = _NAP_S
         while time.monotonic() < until_s and self.unacknowledged:
             await progress.nap(nap_s)

@@ -136,6 +136,9 @@ class AttachedMailbox(urds_native.AttachedMailbox):
         data, scope = (None, 0) if peer is None else packed_of(peer)
         return super().cancel(data, scope, port)
 
+    def request_acks(self) -> None:
+        """Do nothing: its messages are the node's."""
+
     def close(self, linger_ns: int | None = None) -> None:
         """Close the descriptor; the node goes on with what is queued, for its own `linger_s`.
 

@@ -658,6 +658,9 @@ class Mailbox(Protocol):
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
 
+    def request_acks(self) -> None:
+        """Request acknowledgements of what is queued, without waiting for them."""
+
     def unacknowledged(self) -> int:
         """Return how many messages wait to be sent or acknowledged."""
 

@@ -453,6 +453,21 @@ class Mailbox:
         self._progress.finish_pass()
         return count
 
+    def request_acks(self) -> None:
+        """Request acknowledgements of what is queued, without waiting for them."""
+        self._progress.refuse_reentry()
+        with self._state.lock:
+            paths = self._holders()
+            for path in paths:
+                path.core.request_ack()
+        for path in paths:
+            path.writer.flush()
+
+    def _holders(self) -> list[StreamPath]:
+        """Return the paths with a message, even an empty one, that its peer may lack. Lock held."""
+        paths = (path for path in self.sends.paths() if isinstance(path, StreamPath))
+        return [path for path in paths if path.holds(self.sends)]
+
     def unacknowledged(self) -> int:
         """Return how many sent messages of this socket are not acknowledged."""
         with self._state.lock:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +43,7 @@ class Shutdown:
         if linger_ns and state.wait_queue.waits_here():
             linger_ns = None  # in a handler that interrupted a wait: in the background
         if linger_ns and not state.virtual:
-            paths = [path for path in self._paths(mailbox.local) if self._holds(path, sends)]
-            self._request_acks(paths)
-            for path in paths:
-                path.writer.flush()
+            mailbox.request_acks()
             self._progress.wait(
                 lambda: None if sends.holds_messages() and not mailbox.closed else True,
                 sends.room_waiters,
@@ -79,27 +75,19 @@ class Shutdown:
             for path in sends.paths():
                 path.cancel(sends, None)
 
-    def _paths(self, local: Any = None) -> list[Any]:
-        """Return the paths with streams, of one address or of all."""
+    def _paths(self) -> list[Any]:
+        """Return the paths with streams."""
         with self._state.lock:
-            hosts = self._state.hosts.values()
-            here = (host for host in hosts if local in (None, host.address))
-            return [path for host in here for path in host.paths]
+            return [path for host in self._state.hosts.values() for path in host.paths]
 
     def _externals(self) -> list[Any]:
         with self._state.lock:
             return [path for host in self._state.hosts.values() for path in host.externals]
 
-    def _holds(self, path: Any, sends: Any = None) -> bool:
+    def _holds(self, path: Any) -> bool:
         with self._state.lock:
-            held: bool = path.holds(sends)
+            held: bool = path.holds()
             return held
-
-    def _request_acks(self, paths: Sequence[Any]) -> None:
-        """Request acknowledgements on the paths, for a thread that waits for them."""
-        with self._state.lock:
-            for path in paths:
-                path.core.request_ack()
 
     # -- the plane
 
@@ -110,7 +98,9 @@ class Shutdown:
             return 0
         deadline_ns = state.clock_ns() + drain_ns
         paths = self._paths()
-        self._request_acks(paths)
+        with state.lock:
+            for path in paths:
+                path.core.request_ack()
         every = [*paths, *self._externals()]
         while (
             any(self._holds(path) for path in every)
