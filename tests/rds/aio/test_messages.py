@@ -270,6 +270,19 @@ async def test_a_close_that_lingers_asks_for_acknowledgements_once(
     assert asked == [port]
 
 
+@pytest.mark.each_carrier(False)
+async def test_a_close_that_lingers_ends_when_another_task_closes(own: Node) -> None:
+    sock = await own.bind()
+    sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, round(ENDLESS_S)))
+    await sock.send_to(b"nobody is there", (fresh_host(), 5))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sock.aclose)
+        await anyio.wait_all_tasks_blocked()
+        assert not sock.closed
+        sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 0))
+        sock.close()
+
+
 async def test_a_cancelled_close_does_not_linger(own: Node) -> None:
     started = time.monotonic()
     with anyio.move_on_after(NOT_READY_S) as scope:

@@ -312,7 +312,9 @@ class Socket:
             lingers, linger_s = _LINGER.unpack(self.getsockopt(SOL_SOCKET, SO_LINGER, _LINGER.size))
             if lingers and linger_s and await self._linger(time.monotonic() + linger_s):
                 self.setsockopt(SOL_SOCKET, SO_LINGER, _LINGER.pack(1, 0))  # it has been
-        except BaseException:
+        except BaseException as error:
+            if self.closed and isinstance(error, OSError):
+                return  # another task has closed it
             with suppress(OSError):  # closed meanwhile
                 self.setsockopt(SOL_SOCKET, SO_LINGER, _LINGER.pack(0, 0))
             raise
