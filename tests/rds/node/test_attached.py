@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from socket import inet_aton
 from typing import Any
@@ -103,6 +103,35 @@ def test_no_message_is_lost_or_doubled(nodes: int, event: object) -> None:
             target.recv(100)
         source.close()
         target.close()
+
+
+def fill_peer(sock: urds.Socket) -> int:
+    """Send until the peer is congested, each message after the last has come; return errno."""
+    for _ in range(100):
+        try:
+            sock.sendto(bytes(1000), urds.MSG_DONTWAIT, (host(2), 4000))
+        except OSError as error:
+            return error.errno or 0
+        wait_until(lambda: not sock.unacknowledged)
+    return 0
+
+
+def take_all(sock: urds.Socket) -> None:
+    sock.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            sock.recv(1000)
+
+
+@pytest.mark.parametrize("event", [kill, upgrade])
+def test_a_socket_that_is_restored_before_its_peer_meets_its_congestion(event: Any) -> None:
+    """Else it fills the account that it has for the peer, and senders to others wait with it."""
+    with attached() as backend, bound(backend, 1) as sender, bound(backend, 2) as receiver:
+        receiver.setsockopt(SOL_SOCKET, SO_RCVBUF, 20_000)
+        assert fill_peer(sender) == errno.ENOBUFS
+        take_all(receiver)
+        event(backend)
+        assert fill_peer(sender) == errno.ENOBUFS
 
 
 def test_a_list_has_no_socket_that_was_closed_before() -> None:

@@ -386,7 +386,7 @@ impl State {
         };
         record.set_route(peer, route);
         if record.attached.is_some() {
-            self.note_attached_route(mailbox, route);
+            self.note_attached_route(mailbox, peer, route);
         }
     }
 }

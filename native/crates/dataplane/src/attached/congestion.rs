@@ -131,6 +131,14 @@ impl State {
         Some(slot)
     }
 
+    /// Tell a client where the map lies that concerns its messages to a peer.
+    pub(super) fn place_map(&mut self, id: MailboxId, route: u32, peer: Address) {
+        let slot = self.congestion_slot(id, peer);
+        if let Some(attached) = self.attached_mut(id) {
+            attached.side.set_route_slot(route, slot);
+        }
+    }
+
     /// Have clients read a peer's map as it is now, or that of an address of ours.
     pub(crate) fn publish_map(&mut self, id: HostId, peer: Option<Address>) {
         let (Some(maps), Some(host)) = (&mut self.attached.maps, self.hosts.get(id)) else {

@@ -395,10 +395,7 @@ impl State {
             let peer = address_of(&name);
             attached.routes.push(peer);
             attached.by_peer.insert(peer, number);
-            let slot = self.congestion_slot(id, peer);
-            if let Some(attached) = self.attached_mut(id) {
-                attached.side.set_route_slot(number, slot);
-            }
+            self.place_map(id, number, peer);
         }
     }
 

@@ -106,15 +106,25 @@ impl State {
     }
 
     /// What waited for a route to a peer goes on.
-    pub(crate) fn note_attached_route(&mut self, id: MailboxId, route: Option<Route>) {
+    pub(crate) fn note_attached_route(
+        &mut self,
+        id: MailboxId,
+        peer: Address,
+        route: Option<Route>,
+    ) {
         if let Some(Route::Stream(path)) = route
             && let Some(record) = self.paths.get(path)
             && record.core.sender.holds(None)
         {
             self.want_stream(path);
         }
+        let mut number = None;
         if let Some(attached) = self.attached_mut(id) {
             attached.asked = false; // a route may go again while messages wait for room
+            number = attached.by_peer.get(&peer).copied();
+        }
+        if let Some(number) = number {
+            self.place_map(id, number, peer); // only now is it known whose map counts
         }
         self.serve_soon(id);
     }
