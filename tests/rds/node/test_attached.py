@@ -23,7 +23,7 @@ from tests.rds.sockets.hosts import host
 from tests.rds.sockets.remote import RemotePeer
 from tests.support import backends
 from tests.support.waiting import wait_until
-from urds.rds.constants import SOL_RDS, SOL_SOCKET, InfoOpt
+from urds.rds.constants import RDS_CONG_MONITOR, SOL_RDS, SOL_SOCKET, InfoOpt
 from urds.rds.node import commands
 from urds.rds.runtime.attached import Attached
 from urds.rds.runtime.process import process
@@ -132,6 +132,23 @@ def test_a_socket_that_is_restored_before_its_peer_meets_its_congestion(event: A
         take_all(receiver)
         event(backend)
         assert fill_peer(sender) == errno.ENOBUFS
+
+
+def test_congestion_that_ends_while_no_worker_runs_wakes_a_poll() -> None:
+    with attached() as backend, bound(backend, 2) as receiver, bound(backend, 1) as sender:
+        receiver.setsockopt(SOL_SOCKET, SO_RCVBUF, 20_000)
+        sender.setsockopt(SOL_RDS, RDS_CONG_MONITOR, 1)
+        assert fill_peer(sender) == errno.ENOBUFS
+        status = commands.status(backend.place)
+        os.kill(status["pid"], signal.SIGSTOP)
+        try:
+            os.kill(status["worker"], signal.SIGKILL)
+            take_all(receiver)
+        finally:
+            os.kill(status["pid"], signal.SIGCONT)
+        poll = select.poll()
+        poll.register(sender.fileno(), select.POLLIN)
+        assert poll.poll(30_000)
 
 
 def test_a_list_has_no_socket_that_was_closed_before() -> None:

@@ -27,6 +27,7 @@ use super::steps::{self, Rule, Step};
 use super::{address_of, congestion::of_system, name_of};
 use crate::errors::Rejected;
 use crate::events::Event;
+use crate::mailbox::ALL_GROUPS;
 use crate::path::StreamPath;
 use crate::plane::Plane;
 use crate::state::{MailboxId, PathId, State};
@@ -382,6 +383,8 @@ impl State {
         if has_unread && steps::holds(Rule::ShowUnread) {
             self.show(id); // the doorbell may have ended with the earlier worker
         }
+        // Maps may have changed while no worker ran: a socket that waits for one looks again.
+        self.tell_attached_of_map(id, ALL_GROUPS, false);
     }
 
     fn restore_routes(&mut self, id: MailboxId) {
