@@ -338,7 +338,7 @@ def test_a_collected_socket_has_nothing_mapped(mapping_pair: Pair) -> None:
     show(*mapping_pair.both)
     mapped = set(context._regions) - before
     assert mapped
-    mapping_pair.client = mapping_pair.server  # nobody has it
+    mapping_pair.client = mapping_pair.server  # so that it is collected
     gc.collect()
     wait_until(lambda: not mapped & set(context._regions))
 

@@ -81,9 +81,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             if self._reservation is not None or self._readiness_source() is not None:
                 raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
             is_dual, reuse = _is_dual(self, name), self._options.reuse_address
-            self._reservation = PortReservation(
-                name, devices.contexts(), is_dual=is_dual, reuse=reuse
-            )
+            taken = PortReservation(name, devices.contexts(), is_dual=is_dual, reuse=reuse)
+            self._reservation = taken
 
     def listen(self, backlog: int = BACKLOG_DEFAULT, /) -> None:
         """Let peers connect: to a free port of any address unless bound. Again: nothing.
@@ -441,15 +440,10 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     def _release_soon(self) -> None:
         if self._reservation is not None:
             self._reservation.close()
-        source, mapped = self._readiness_source(), self._mapped
-        if source is None:
-            return
-
-        def close() -> None:
-            mapped.unmap_all()
-            source.close()
-
-        source.contexts[0].adapter.call_soon(close)
+        source = self._readiness_source()
+        if source is not None:
+            for call in (self._mapped.unmap_all, source.close):
+                source.contexts[0].adapter.call_soon(call)
 
     def _abandon_in_child(self) -> None:
         super()._abandon_in_child()

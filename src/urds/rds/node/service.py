@@ -343,7 +343,7 @@ class Service:
             try:
                 made = self._attach(sock, local, port, transport)
             except OSError as refused:
-                holders = [one for one in self.sockets.values() if one.endpoint == (local, port)]
+                holders = filter(lambda one: one.endpoint == (local, port), self.sockets.values())
                 if refused.errno != errno.EADDRINUSE or not self._leave_closed(holders):
                     raise
                 continue
@@ -356,10 +356,7 @@ class Service:
         raise os_error(ErrorReason.PORTS_EXHAUSTED, f"on {local}")
 
     def _leave_closed(self, among: Iterable[NodeSocket]) -> bool:
-        """Leave those that were closed a moment ago, which the plane has yet to tell.
-
-        One with messages that wait is left by the plane, once it has taken them.
-        """
+        """Leave closed ones of which the plane has yet to tell, but where messages wait."""
         by_end = {one.opened.node_end: one for one in among}
         closed = [by_end[node_end] for node_end in hung_up(by_end)]
         done = [one for one in closed if not one.attached or self._calls.take_rest(one.attached)]

@@ -236,13 +236,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             return
         self._is_taking_news, news = True, self._news
         try:
-            while self._has_news():
-                kind, *values = news[0]
-                if kind not in _REPEATABLE:
-                    news.popleft()
-                _HANDLERS[kind](self, *values)
-                if kind in _REPEATABLE:
-                    news.popleft()
+            _do_news(self, news)
         except BaseException:  # a signal handler's: the engine tells nothing twice
             self._soon.append(self._take_news)
             self._request_batch()
@@ -251,15 +245,6 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self._is_taking_news = False
             if not news:  # else what comes behind a message that waits here would be read first
                 self.channel_engine.release()
-
-    def _has_news(self) -> bool:
-        """Tell whether there is anything, the engine's included."""
-        news = self._news
-        if not news:
-            told = chain.from_iterable(starmap(self.channel_engine.take_channel_events, _ONCE))
-            # One call of C alone takes and keeps it: no signal handler runs between.
-            news.extend(told)
-        return bool(news)
 
     def _handle_message(self, gid: bytes, qkey: int, data: bytes) -> None:
         self._manager_packets.received += 1
@@ -492,6 +477,23 @@ def _message(data: bytes) -> Packet:
         qkey=CM_QKEY,
         payload=data,
     )
+
+
+def _do_news(adapter: NativeShmAdapter, news: deque[tuple[Any, ...]]) -> None:
+    """Do what is left in `news` and what the engine tells, until there is nothing."""
+    take = adapter.channel_engine.take_channel_events
+    while True:
+        if not news:
+            # One call of C alone takes and keeps it: no signal handler runs between.
+            news.extend(chain.from_iterable(starmap(take, _ONCE)))
+            if not news:
+                return
+        kind, *values = news[0]
+        if kind not in _REPEATABLE:
+            news.popleft()
+        _HANDLERS[kind](adapter, *values)
+        if kind in _REPEATABLE:
+            news.popleft()
 
 
 _ONCE: Final = ((),)  # calls without arguments
