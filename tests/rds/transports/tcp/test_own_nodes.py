@@ -106,7 +106,7 @@ def test_trusting_tcps_acknowledgement_loses_messages(
 @pytest.mark.each_carrier("shm0")
 @pytest.mark.rule("wire-generation-transport", "wire-reconnect", "rds7-reconnect")
 @pytest.mark.parametrize("order", ORDERS)
-def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
+def test_a_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
     """Two processes, small buffers; each resets its end, with what lies unread in it."""
     small = {"buffer_bytes": 32768, **SOON}
     one, other = lab.process(1 if order == "lower" else 3, **small), lab.process(2, **small)
@@ -117,7 +117,7 @@ def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
     broken = one.finish()
     got, broken_there = other.finish()
     assert got == [str(number) for number in range(count)]
-    assert broken + broken_there >= 200
+    assert broken + broken_there >= 100
 
 
 @pytest.mark.each_carrier("shm0")
