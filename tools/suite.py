@@ -107,7 +107,7 @@ class Part:
     marks: str = LEFT_OUT
     options: tuple[str, ...] = ()
     workers: int = WORKERS
-    limit_s: int = 1600  # its tests end then, and what they found is reported
+    limit_s: int = 1800  # its tests end then, and what they found is reported
     may_be_cut: bool = False  # more of the same: its end at the limit is no failure
     variables: dict[str, str] = field(default_factory=dict)
 
