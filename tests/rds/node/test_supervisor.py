@@ -19,6 +19,7 @@ from tests.rds.node.conftest import WAIT_S, Node, StartNode, wait_until
 from tests.rds.node.stand_in import DEATH_FILE, FORMAT_FILE
 from urds.rds.node import commands
 from urds.rds.node.channel import Channel
+from urds.rds.runtime.places import is_served
 from urds.rds.wire.node import Name, RequestOp
 
 DESCRIPTORS_TOO_FEW = 9  # a node has 7 before it starts its first process
@@ -412,6 +413,7 @@ def test_a_socket_that_an_ended_node_left_is_replaced(start_node: StartNode) -> 
     first = start_node()
     first.process.kill()
     first.process.wait()
+    wait_until(lambda: not is_served(first.place))  # its worker ends a moment later
     second = start_node(place=first.place)
     assert second.status()["sockets"] == 0
 
