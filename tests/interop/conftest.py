@@ -94,7 +94,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Name the mark of the short run; keep a report if one is wanted."""
     config.addinivalue_line("markers", "short: part of a short run with one more kernel")
-    config.addinivalue_line("markers", "last: behind it the guest has to boot again")
     if path := config.getoption("--interop-report", None):
         config.stash[REPORT] = report = Report(path)
         config.pluginmanager.register(report)
