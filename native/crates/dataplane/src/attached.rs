@@ -527,21 +527,18 @@ impl State {
                 return;
             }
         };
-        let (now_ns, waits) = (self.now_ns(), self.waits_for_path(id));
+        let now_ns = self.now_ns();
         let Some(attached) = self.attached_mut(id) else {
             return;
         };
-        let is_done = is_empty && attached.held.is_empty() && !waits;
-        match attached.left_until_ns {
-            Some(until_ns) if is_done || until_ns <= now_ns => {
+        if let Some(until_ns) = attached.left_until_ns {
+            let is_taken = is_empty && attached.held.is_empty();
+            if until_ns <= now_ns || is_taken && !self.waits_for_path(id) {
                 self.report_left(id);
-                return;
-            }
-            Some(_) => {
+            } else {
                 self.look_later(id); // what is held waits for its path
-                return;
             }
-            None => {}
+            return;
         }
         if attached.is_held_up() && attached.side.submissions() != Ok(0) {
             self.note_late(id); // what it submits all the same waits
