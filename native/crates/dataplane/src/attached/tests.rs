@@ -576,13 +576,24 @@ fn what_was_submitted_a_moment_ago_is_cancelled_too() {
     assert_eq!(client.side.queued_bytes(), 0);
 }
 
-#[test]
-fn a_message_waits_for_its_route_and_for_room_on_its_path() {
-    let limits = urds_path::Limits {
+/// A world whose paths take two messages.
+fn with_room_for_two() -> World {
+    World::with(urds_path::Limits {
         path_messages_max: 2,
         ..Default::default()
-    };
-    let world = World::with(limits);
+    })
+}
+
+fn route_wanted(client: &Client) -> Event {
+    Event::RouteWanted {
+        mailbox: client.mailbox,
+        peer: address(2),
+    }
+}
+
+#[test]
+fn a_message_waits_for_its_route_and_for_room_on_its_path() {
+    let world = with_room_for_two();
     let client = Client::new(&world, 1, PORT);
     let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let route = client.route(2, Route::Stream(world.path));
@@ -591,10 +602,7 @@ fn a_message_waits_for_its_route_and_for_room_on_its_path() {
         client.send(route, PEER_PORT, &[number]).unwrap();
     }
     let events = world.progress(0);
-    let wanted = Event::RouteWanted {
-        mailbox: client.mailbox,
-        peer: address(2),
-    };
+    let wanted = route_wanted(&client);
     assert_eq!(events.iter().filter(|event| **event == wanted).count(), 1);
     assert!(remote.payloads().is_empty());
     client.route(2, Route::Stream(world.path));
@@ -608,11 +616,7 @@ fn a_message_waits_for_its_route_and_for_room_on_its_path() {
 
 #[test]
 fn a_route_that_goes_while_messages_wait_for_room_is_wanted_anew() {
-    let limits = urds_path::Limits {
-        path_messages_max: 2,
-        ..Default::default()
-    };
-    let world = World::with(limits);
+    let world = with_room_for_two();
     let client = Client::new(&world, 1, PORT);
     let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let route = client.route(2, Route::Stream(world.path));
@@ -622,10 +626,7 @@ fn a_route_that_goes_while_messages_wait_for_room_is_wanted_anew() {
         world.send(other, b"before").unwrap();
     }
     client.send(route, PEER_PORT, b"waits").unwrap();
-    let wanted = Event::RouteWanted {
-        mailbox: client.mailbox,
-        peer: address(2),
-    };
+    let wanted = route_wanted(&client);
     assert!(world.progress(0).contains(&wanted));
     client.route(2, Route::Stream(world.path));
     assert_eq!(world.progress(0), [], "the path is full");
