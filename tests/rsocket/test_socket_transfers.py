@@ -18,7 +18,7 @@ from tests.rsocket.socket_pairs import (
     error_of,
     receive_exactly,
 )
-from tests.support.waiting import BUSY_S
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rsocket import allocate
 from urds.rsocket.socket import Socket
 
@@ -202,13 +202,11 @@ def test_buffers_are_received_into_by_the_names_of_the_socket_module(pair: Pair)
 def break_behind(pair: Pair, byte_count: int) -> None:
     """Send bytes, and break the connection once they are there."""
     pair.client.sendall(b"x" * byte_count)
-    while not pair.server.readiness().readable:
-        time.sleep(0.001)
+    wait_until(lambda: pair.server.readiness().readable)
     assert len(pair.server.recv(byte_count, socket.MSG_PEEK)) == byte_count
     pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     pair.client.close()
-    while not pair.server.readiness().hung_up:
-        time.sleep(0.001)
+    wait_until(lambda: pair.server.readiness().hung_up)
 
 
 RECEIVES: dict[str, Callable[[Socket], int]] = {
@@ -235,7 +233,7 @@ def test_what_came_before_a_waiting_receive_saw_the_break_is_received(
     pair: Pair, receive: Callable[[Socket], int]
 ) -> None:
     task = Task(lambda: receive(pair.server))
-    time.sleep(0.1)
+    time.sleep(0.1)  # so that it waits, and then has taken the bytes before the break
     pair.client.sendall(b"x" * 100)
     time.sleep(0.1)
     pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -247,8 +245,7 @@ def test_what_came_before_a_waiting_receive_saw_the_break_is_received(
 def test_a_break_within_a_receive_in_place_is_told_by_the_next(pair: Pair) -> None:
     room = allocate(1 << 20)
     task = Task(lambda: pair.server.recv_into(room, 0, socket.MSG_WAITALL))
-    while not pair.server._transfer._is_expecting:
-        time.sleep(0.001)
+    wait_until(lambda: pair.server._transfer._is_expecting)
     pair.client.sendall(b"x" * 100_000)
     pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     time.sleep(0.2)  # the bytes are written into `room` meanwhile
