@@ -109,6 +109,9 @@ class Plane:
 
     def received(self, path: Path, /) -> _Received: ...
     def expect(self, path: Path, received: _Received, /) -> None: ...
+    def discard_mailbox(self, number: int, /) -> None:
+        """Close a mailbox whose object got lost; no effect on a closed one."""
+
     def move_queue(self, path: Path, other: Path, mailboxes: Sequence[Mailbox], /) -> None: ...
     def watch(self, descriptor: int, interest: int, /) -> None: ...
     def unwatch(self, descriptor: int, /) -> None: ...
@@ -239,9 +242,16 @@ class Mailbox:
     """A bound socket; see `contract.Mailbox`."""
 
     def __new__(
-        cls, plane: Plane, local: bytes, scope: int, port: int, settings: _Settings, /
+        cls,
+        plane: Plane,
+        local: bytes,
+        scope: int,
+        port: int,
+        settings: _Settings,
+        made: list[int] | None = None,
+        /,
     ) -> Self:
-        """Bind; the caller has checked that the port is free."""
+        """Bind; the caller has checked that the port is free. `made` is given its number."""
 
     @property
     def has_route(self) -> bool: ...

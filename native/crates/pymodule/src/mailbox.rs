@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use urds_dataplane::errors::ErrorReason;
 use urds_dataplane::mailbox::Route;
 use urds_dataplane::operations::OperationNotice;
@@ -199,7 +199,7 @@ impl Mailbox {
 #[pymethods]
 impl Mailbox {
     #[new]
-    #[pyo3(signature = (plane, local, scope, port, settings, /))]
+    #[pyo3(signature = (plane, local, scope, port, settings, made=None, /))]
     fn new(
         py: Python<'_>,
         plane: &Bound<'_, Plane>,
@@ -207,6 +207,7 @@ impl Mailbox {
         scope: u32,
         port: u16,
         settings: SettingsTuple,
+        made: Option<&Bound<'_, PyList>>,
     ) -> PyResult<Self> {
         let local = addresses::unpack(local, scope)?;
         let (settings, traces) = values::settings(settings);
@@ -214,6 +215,9 @@ impl Mailbox {
         let (send_wait_ns, receive_wait_ns) = (settings.send_wait_ns, settings.receive_wait_ns);
         let busy_polls = settings.busy_poll_ns > 0;
         let id = own.call(py, |shell| shell.mailbox(local, port, settings))?;
+        if let Some(made) = made {
+            made.append(id.to_u64())?; // of a caller that closes it, should this object get lost
+        }
         Ok(Self {
             busy_polls: busy_polls.into(),
             send_wait_ns: send_wait_ns.unwrap_or(FOREVER).into(),

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use urds_dataplane::clock::ClockFn;
 use urds_dataplane::events::Interest;
 use urds_dataplane::plane::Plane as Shell;
-use urds_dataplane::state::PathId;
+use urds_dataplane::state::{MailboxId, PathId};
 use urds_path::Received;
 
 use crate::events::event_tuple;
@@ -229,6 +229,13 @@ impl Plane {
             received.map_generation,
             received.watch_restarts,
         ))
+    }
+
+    #[pyo3(signature = (number, /))]
+    fn discard_mailbox(&self, py: Python<'_>, number: u64) -> PyResult<()> {
+        let id = MailboxId::from_u64(number);
+        let closed = self.call(py, |shell| shell.close_mailbox(id, Some(0), &mut || false))?;
+        closed.map_err(|refused| errors::exception(py, &refused))
     }
 
     #[pyo3(signature = (path, other, mailboxes, /))]

@@ -220,10 +220,17 @@ class Mailbox(urds_native.Mailbox):
     _is_closed: bool
 
     def __new__(
-        cls, plane: Plane, *, local: IPAddress, port: int, settings: contract.MailboxSettings
+        cls,
+        plane: Plane,
+        *,
+        local: IPAddress,
+        port: int,
+        settings: contract.MailboxSettings,
+        made: list[int],
     ) -> Self:
-        """Bind; the caller has checked that the port is free."""
-        mailbox = super().__new__(cls, plane, *packed_of(local), port, plain_settings(settings))
+        """Bind; the caller has checked that the port is free. `made` is given its number."""
+        data, scope = packed_of(local)
+        mailbox = super().__new__(cls, plane, data, scope, port, plain_settings(settings), made)
         mailbox.local, mailbox.port, mailbox.settings = local, port, settings
         mailbox.plane = plane
         mailbox._external_routes = {}
@@ -406,7 +413,13 @@ class Plane(urds_native.Plane):
         self, *, local: IPAddress, port: int, settings: contract.MailboxSettings
     ) -> Mailbox:
         """Bind; the caller has checked that the port is free."""
-        return Mailbox(self, local=local, port=port, settings=settings)
+        made: list[int] = []
+        try:
+            return Mailbox(self, local=local, port=port, settings=settings, made=made)
+        except BaseException:  # of a signal handler: no caller gets this mailbox
+            for number in made:
+                self.discard_mailbox(number)
+            raise
 
     def path(self, *, local: IPAddress, peer: IPAddress, index: int, sequence_first: int) -> Path:
         """Create a path without a stream."""
