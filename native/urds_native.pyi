@@ -248,7 +248,7 @@ class Mailbox:
         scope: int,
         port: int,
         settings: _Settings,
-        made: list[int] | None = None,
+        made: list[int],
         /,
     ) -> Self:
         """Bind; the caller has checked that the port is free. `made` is given its number."""

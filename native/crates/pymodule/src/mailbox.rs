@@ -199,7 +199,7 @@ impl Mailbox {
 #[pymethods]
 impl Mailbox {
     #[new]
-    #[pyo3(signature = (plane, local, scope, port, settings, made=None, /))]
+    #[pyo3(signature = (plane, local, scope, port, settings, made, /))]
     fn new(
         py: Python<'_>,
         plane: &Bound<'_, Plane>,
@@ -207,7 +207,7 @@ impl Mailbox {
         scope: u32,
         port: u16,
         settings: SettingsTuple,
-        made: Option<&Bound<'_, PyList>>,
+        made: &Bound<'_, PyList>,
     ) -> PyResult<Self> {
         let local = addresses::unpack(local, scope)?;
         let (settings, traces) = values::settings(settings);
@@ -215,9 +215,7 @@ impl Mailbox {
         let (send_wait_ns, receive_wait_ns) = (settings.send_wait_ns, settings.receive_wait_ns);
         let busy_polls = settings.busy_poll_ns > 0;
         let id = own.call(py, |shell| shell.mailbox(local, port, settings))?;
-        if let Some(made) = made {
-            made.append(id.to_u64())?; // of a caller that closes it, should this object get lost
-        }
+        made.append(id.to_u64())?; // the caller closes it, should this object get lost
         Ok(Self {
             busy_polls: busy_polls.into(),
             send_wait_ns: send_wait_ns.unwrap_or(FOREVER).into(),
