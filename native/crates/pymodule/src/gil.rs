@@ -6,7 +6,9 @@
 //! moment, as an event loop does at each poll of its descriptors, wakes the waiter each time, has
 //! it again before the waiter runs, and so never gets a request. The Python plane spends long
 //! enough in each system call, we do not: under a flood the control thread ran once in 50 ms, and a
-//! connection took seconds.
+//! connection took seconds. A progress thread that wakes a task of an event loop writes to the
+//! loop's pipe, where it gives the interpreter up: it had it back after up to two seconds, in which
+//! no other thread read the streams that it was about to read.
 //!
 //! A computing thread gets requests, but each of our waits without the interpreter costs 5 ms, in
 //! which no more can arrive than the accounts hold: the one-way rate falls to a sixth. So where the
@@ -23,6 +25,8 @@ use urds_dataplane::sys;
 
 /// Long enough for a thread to be woken on another processor, with the system's timer slack.
 const PAUSE: Duration = Duration::from_micros(50);
+/// So often while a progress thread claims the interpreter: a processor that idled may take longer to wake.
+const PAUSES_MAX: usize = 40;
 /// Between two pauses, so that a control thread that is busy for long does not stop other threads.
 const BETWEEN_NS: u64 = 250_000;
 
@@ -35,6 +39,35 @@ const TAKEN_NS: u64 = 4_000_000;
 /// Longer than the pauses in a busy stream. With longer ones a computing thread loses this once in
 /// each of its 5 ms.
 const HELD_NS: u64 = 500_000;
+
+/// Progress threads, of all planes, that are to have the interpreter now.
+static CLAIMS: AtomicUsize = AtomicUsize::new(0);
+
+/// One of them, until this is dropped: hot calls of other threads yield to it.
+pub struct Claim;
+
+impl Claim {
+    /// Begin to claim; any thread.
+    pub fn new() -> Self {
+        CLAIMS.fetch_add(1, Relaxed);
+        Self
+    }
+
+    fn is_made() -> bool {
+        CLAIMS.load(Relaxed) > 0
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        CLAIMS.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Forget threads of the parent; in the child of a fork, which has one.
+pub fn after_fork_in_child() {
+    CLAIMS.store(0, Relaxed);
+}
 
 /// Which threads may want the interpreter, and when a call yielded last.
 #[derive(Default)]
@@ -60,10 +93,11 @@ impl GilUse {
         self.control_is_out.store(true, Relaxed);
     }
 
-    /// Yield to the control thread, if it is out of `help` and no call did so for a while.
+    /// Yield to the control thread, if it is out of `help`, or to a progress thread that claims the
+    /// interpreter, unless a call did so just now.
     #[inline]
     pub fn give_way(&self, py: Python<'_>, shell: &Shell) {
-        if self.control_is_out.load(Relaxed) {
+        if self.control_is_out.load(Relaxed) || Claim::is_made() {
             self.pause(py, shell);
         }
     }
@@ -123,7 +157,15 @@ impl GilUse {
         if now_ns < self.crowded_until_ns.load(Relaxed) {
             return; // another waiter requests it from us: we keep it
         }
-        py.detach(|| sys::pause(PAUSE));
+        py.detach(|| {
+            sys::pause(PAUSE);
+            for _ in 1..PAUSES_MAX {
+                if !Claim::is_made() {
+                    break;
+                }
+                sys::pause(PAUSE);
+            }
+        });
         self.gave_way_ns.store(shell.now_ns(), Relaxed);
     }
 }

@@ -17,10 +17,10 @@ use urds_dataplane::state::{MailboxId, PathId};
 use urds_path::Received;
 
 use crate::events::event_tuple;
-use crate::gil::GilUse;
+use crate::gil::{Claim, GilUse};
 use crate::mailbox::Mailbox;
 use crate::path::{Path, ReceivedTuple};
-use crate::{addresses, attached, deferred, errors, ffi, memory, snapshots, values};
+use crate::{addresses, attached, deferred, errors, ffi, gil, memory, snapshots, values};
 
 /// A Python clock. It is read at the start of each call, while no lock of ours is held; that value
 /// is the time for the whole call.
@@ -288,11 +288,12 @@ impl Plane {
         let closed = std::mem::take(&mut self.paths.lock().closed);
         let deadline_ns = deadline_ns.map(|at_ns| u64::try_from(at_ns).unwrap_or(0));
         self.gil.control_enters();
-        let events = self.call_detached(py, |shell| {
+        let (events, claim) = self.call_detached(py, |shell| {
             let events = memory::as_progress_thread(|| shell.help(deadline_ns));
             self.gil.control_leaves();
-            events
+            (events, Claim::new())
         })?;
+        drop(claim);
         let list = PyList::empty(py);
         for event in events {
             let event = event_tuple(py, event, |id| Some(self.path(py, id)?.into_any()))?;
@@ -438,6 +439,7 @@ impl Plane {
 
     fn abandon_in_child(&self, py: Python<'_>) {
         deferred::after_fork_in_child();
+        gil::after_fork_in_child();
         self.shell.abandon_in_child();
         let paths: Vec<_> = self
             .paths

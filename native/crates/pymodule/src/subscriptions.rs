@@ -12,12 +12,14 @@ use urds_dataplane::waiting::WaitFor;
 use urds_path::Address;
 
 use crate::deferred::{self, Deferred, defer};
+use crate::gil::Claim;
 
 /// A Python callable that any thread may call, and drop last.
 struct Callback(Mutex<Option<Py<PyAny>>>);
 
 impl Callback {
     fn call(&self) {
+        let _claim = Claim::new(); // to its end: Python's code may give the interpreter up
         Python::try_attach(|py| {
             let callback = self
                 .0
