@@ -266,6 +266,15 @@ class Streams:
             self._look_ns = at_ns + _LOOK_NS
             self._end_dead(at_ns)
 
+    def attach_decided(self) -> None:
+        """Report every attempt that has finished: one that stands is attached.
+
+        What the peer has sent over it is acknowledged to it, and must be read before the end.
+        """
+        for descriptor, attempt in list(self._attempts.items()):
+            if tcp.is_decided(attempt.stream):
+                self._driver.watches.handle_ready(descriptor)
+
     def next_ns(self) -> int | None:
         """Return when `handle_timeout` has something to do, None while nothing is under way."""
         deadlines = [request.until_ns for request in self._call_back_requests.values()]

@@ -357,6 +357,10 @@ class Driver:
             self._thread.join(timeout=1.0)
         with self.lock:
             self._is_closed = not at_exit  # a bind from now on would listen for ever
+            if flush_ns:
+                self.streams.attach_decided()
+                for host in self.hosts.values():
+                    self.carry_out(host)
             self._close_pending()
             self.rdma.stop_listening()
             self.information.close()

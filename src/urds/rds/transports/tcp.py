@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
@@ -178,6 +179,13 @@ def connect(
 def connect_error(stream: TcpStream) -> int:
     """Return the errno of a finished attempt to connect, 0 if it stands."""
     return stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def is_decided(stream: TcpStream) -> bool:
+    """Tell whether an attempt to connect has finished, well or not."""
+    poll = select.poll()
+    poll.register(stream, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def port_range() -> tuple[int, int]:
