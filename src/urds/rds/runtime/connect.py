@@ -274,6 +274,7 @@ class Streams:
         for descriptor, attempt in list(self._attempts.items()):
             if tcp.is_decided(attempt.stream):
                 self._driver.watches.handle_ready(descriptor)
+                self._driver.carry_out(attempt.host)
 
     def next_ns(self) -> int | None:
         """Return when `handle_timeout` has something to do, None while nothing is under way."""

@@ -327,8 +327,7 @@ class Driver:
     def _wait_for_handshakes(self) -> None:
         """Wait, up to a limit, until each peer whose messages arrived is known.
 
-        Before that nothing can be acknowledged to it, and the messages of a new connection may
-        overtake its handshake. The control thread serves it.
+        Before that nothing can be acknowledged to it, and messages may overtake its handshake.
         """
         until_ns = now_ns() + _HANDSHAKE_NS
         while self._thread.is_alive() and now_ns() < until_ns:
@@ -359,8 +358,6 @@ class Driver:
             self._is_closed = not at_exit  # a bind from now on would listen for ever
             if flush_ns:
                 self.streams.attach_decided()
-                for host in self.hosts.values():
-                    self.carry_out(host)
             self._close_pending()
             self.rdma.stop_listening()
             self.information.close()

@@ -11,9 +11,11 @@ import pytest
 from tests.rds.sockets.conftest import backend  # noqa: F401 - a fixture
 from tests.rds.sockets.hosts import host
 from tests.rds.transports.tcp.kernel_peer import KernelPeer, Release
+from tests.support import backends
 from urds import MSG_DONTWAIT, Socket
 from urds.rds.runtime.inprocess import InProcess
 
+pytestmark = pytest.mark.skipif(backends.IS_ATTACHED, reason="stops the control thread itself")
 OURS, KERNEL = host(2), host(3)
 COUNT = 4
 FLUSH_NS = 1_000_000_000
