@@ -25,7 +25,8 @@ use urds_dataplane::sys;
 
 /// Long enough for a thread to be woken on another processor, with the system's timer slack.
 const PAUSE: Duration = Duration::from_micros(50);
-/// So often while a progress thread claims the interpreter: a processor that idled may take longer to wake.
+/// So often while a progress thread claims the interpreter: a processor that idled may take longer
+/// to wake.
 const PAUSES_MAX: usize = 40;
 /// Between two pauses, so that a control thread that is busy for long does not stop other threads.
 const BETWEEN_NS: u64 = 250_000;
