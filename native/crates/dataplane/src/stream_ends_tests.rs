@@ -16,35 +16,60 @@ use crate::world::{MS, Remote, World};
 const LONG_ENOUGH_NS: u64 = 20_000 * MS;
 const SHORT_NS: u64 = 20 * MS;
 const LOOKS: usize = 10_000;
+const BURSTS_MAX: usize = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
-const SENT: usize = 2; // at once, by the burst budget; what follows waits as a batch
-const QUEUED: usize = 3;
+const BURST: usize = 5; // the first of them leave at once; what follows waits as a batch
 
-/// Have a kernel as peer that was sent some messages, while others wait.
-fn begin() -> (World, MailboxId, Remote) {
+/// A kernel as peer that was sent some messages, while others wait.
+struct Begun {
+    world: World,
+    mailbox: MailboxId,
+    kernel: Remote,
+    sent: usize,
+    queued: usize,
+}
+
+fn begin() -> Begun {
     begin_with(AckMode::StreamAcknowledged)
 }
 
-fn begin_with(ack_mode: AckMode) -> (World, MailboxId, Remote) {
+fn begin_with(ack_mode: AckMode) -> Begun {
     let world = World::of_real_time();
     let mailbox = world.mailbox(MailboxSettings::default());
     let mut kernel = world.attach(Hold::Nothing, ack_mode);
     kernel.say_map(&[0; 8192]);
     await_first_frame(&world);
-    for number in 0..SENT + QUEUED {
-        world
-            .send(mailbox, &[u8::try_from(number).unwrap()])
-            .unwrap();
+    let mut sent = 0;
+    // A pause of this thread among the sends has later ones leave at once too, and all before them.
+    for bursts in 1..=BURSTS_MAX {
+        for _ in 0..BURST {
+            world.send(mailbox, b"sent").unwrap();
+        }
+        sent += numbered(&mut kernel).count();
+        let queued = bursts * BURST - sent;
+        if queued > 0 {
+            return Begun {
+                world,
+                mailbox,
+                kernel,
+                sent,
+                queued,
+            };
+        }
     }
-    (world, mailbox, kernel)
+    panic!("each of {BURSTS_MAX} bursts was interrupted near its end");
+}
+
+fn numbered(kernel: &mut Remote) -> impl Iterator<Item = (Header, Vec<u8>)> {
+    let frames = kernel.frames().into_iter();
+    frames.filter(|(header, _)| header.sequence > 0)
 }
 
 /// Read until a ping comes; return all numbered frames up to it.
 fn frames_to_ping(kernel: &mut Remote) -> Vec<(Header, Vec<u8>)> {
     let mut found = Vec::new();
     for _ in 0..LOOKS {
-        let frames = kernel.frames().into_iter();
-        found.extend(frames.filter(|(header, _)| header.sequence > 0));
+        found.extend(numbered(kernel));
         if found.iter().any(|(header, _)| header.target_port == 0) {
             return found;
         }
@@ -79,15 +104,23 @@ fn a_ping_follows_what_was_sent_and_all_is_delivered_to_the_end() {
     }
 }
 
-fn asked_to_the_end((world, mailbox, mut kernel): (World, MailboxId, Remote)) {
+fn asked_to_the_end(begun: Begun) {
+    let Begun {
+        world,
+        mailbox,
+        mut kernel,
+        sent,
+        queued,
+    } = begun;
     thread::scope(|scope| {
         let ended = scope.spawn(|| world.plane.end_streams(LONG_ENOUGH_NS));
         let frames = frames_to_ping(&mut kernel);
-        let sent: Vec<_> = frames.iter().map(|(header, _)| header.sequence).collect();
-        let (ping, payload) = &frames[frames.len() - 1];
+        let [(ping, payload)] = &frames[..] else {
+            panic!("a ping alone, not {frames:?}");
+        };
         assert!(payload.is_empty() && ping.source_port > 1);
-        assert_eq!(sent, (1..=SENT as u64 + 1).collect::<Vec<_>>());
-        assert_eq!(world.plane.unacknowledged(mailbox), SENT + QUEUED);
+        assert_eq!(ping.sequence, sent as u64 + 1);
+        assert_eq!(world.plane.unacknowledged(mailbox), sent + queued);
         kernel.say_message(1, b"before the answer");
         answer(&mut kernel, ping, 2);
         kernel.socket.set_nonblocking(false).unwrap();
@@ -104,24 +137,30 @@ fn asked_to_the_end((world, mailbox, mut kernel): (World, MailboxId, Remote)) {
         world.take(mailbox),
         [&b"before the answer"[..], b"behind its end"]
     );
-    assert_eq!(world.plane.unacknowledged(mailbox), QUEUED);
+    assert_eq!(world.plane.unacknowledged(mailbox), queued);
     assert_eq!(world.counter("recv_drop_no_sock"), 0);
 }
 
 #[test]
 fn without_an_answer_all_that_was_sent_is_kept() {
-    let (world, mailbox, mut kernel) = begin();
+    let Begun {
+        world,
+        mailbox,
+        mut kernel,
+        sent,
+        queued,
+    } = begin();
     thread::scope(|scope| {
         let ended = scope.spawn(|| world.plane.end_streams(SHORT_NS));
         frames_to_ping(&mut kernel); // its TCP has them
         ended.join().unwrap();
     });
-    assert_eq!(world.plane.unacknowledged(mailbox), SENT + QUEUED);
+    assert_eq!(world.plane.unacknowledged(mailbox), sent + queued);
 }
 
 #[test]
 fn the_ping_stays_behind_what_is_retransmitted() {
-    let (world, _, kernel) = begin();
+    let Begun { world, kernel, .. } = begin();
     drop(kernel);
     let mut looks = 0..LOOKS;
     assert!(looks.any(|_| {
