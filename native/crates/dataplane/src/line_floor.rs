@@ -215,8 +215,10 @@ mod tests {
             line.is_over.store(true, Ordering::Relaxed);
             floor.expect("both run")
         });
-        // One write of each side for each, after one of each to begin.
-        assert_eq!(line.word.load(Ordering::Relaxed) / 2, floor.round_trips + 1);
+        // One write of each side for each, after one of each to begin. A busy machine reaches the limit
+        // within a window, which does not count.
+        let round_trips = line.word.load(Ordering::Relaxed) / 2 - 1;
+        assert_eq!(floor.round_trips, round_trips - round_trips % WINDOW);
     }
 
     #[test]

@@ -32,8 +32,9 @@ pub struct Outgoing {
     pub extension_bytes: u8,
 }
 
-/// After so many messages of which an awake node took none their sender looks whether it is there: one
-/// that was killed awake asks for no doorbell any more.
+/// After so many messages that an awake node has not taken their sender notes how many it took. After as
+/// many again, if it took none since, the sender looks whether it is there: one that was killed awake
+/// asks for no doorbell any more.
 const UNTAKEN_LOOK: u64 = 64;
 
 /// What is due after a message was published.
