@@ -43,6 +43,7 @@ pub(crate) mod steps;
 
 pub(crate) use receive::Details;
 pub(crate) use restore::Delivery;
+use send::Rest;
 
 #[cfg(test)]
 mod restore_tests;
@@ -86,6 +87,8 @@ pub struct Attached {
     by_peer: HashMap<Address, u32>,
     /// Messages that were taken and wait for room, or for a route.
     held: VecDeque<Submission>,
+    /// Its journal has no slot for what is submitted.
+    waits_for_slot: bool,
     /// It was asked for the route that `held` waits for.
     asked: bool,
     /// Attached sockets whose messages wait until this one has taken some.
@@ -216,6 +219,7 @@ impl Plane {
                 routes: Vec::new(),
                 by_peer: HashMap::new(),
                 held: VecDeque::new(),
+                waits_for_slot: false,
                 asked: false,
                 waiting: Vec::new(),
                 left_until_ns: None,
@@ -520,8 +524,8 @@ impl State {
         };
         attached.side.wake();
         self.touched.insert(id);
-        let is_empty = match self.take_submissions(id, paths) {
-            Ok(is_empty) => is_empty,
+        let rest = match self.take_submissions(id, paths) {
+            Ok(rest) => rest,
             Err(Nonsense(what)) => {
                 self.end_attached(id, what);
                 return;
@@ -532,7 +536,7 @@ impl State {
             return;
         };
         if let Some(until_ns) = attached.left_until_ns {
-            let is_taken = is_empty && attached.held.is_empty();
+            let is_taken = rest == Rest::Nothing;
             if until_ns <= now_ns || is_taken && !self.waits_for_path(id) {
                 self.report_left(id);
             } else {
@@ -544,9 +548,20 @@ impl State {
             self.note_late(id); // what it submits all the same waits
             return;
         }
-        if !is_empty {
-            return;
+        match rest {
+            Rest::More => return,
+            // No doorbell for what would wait too.
+            Rest::Waits => attached.side.note_filled(),
+            Rest::Nothing => self.let_sleep(id),
         }
+        self.empty_control_socket(id);
+    }
+
+    /// Have a client ring from now on, unless there is something to do by now.
+    fn let_sleep(&mut self, id: MailboxId) {
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
         match attached.side.sleep() {
             Ok(true) => {}
             Ok(false) => {
@@ -557,7 +572,6 @@ impl State {
             }
             Err(Nonsense(what)) => self.end_attached(id, what),
         }
-        self.empty_control_socket(id);
     }
 
     /// Make the control socket writable again once there is room, or look again in a while.

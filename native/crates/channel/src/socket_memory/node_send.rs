@@ -175,6 +175,11 @@ impl NodeSide {
         Ok((units, submission))
     }
 
+    /// Return whether there is a slot for another message.
+    pub fn has_slot(&self) -> bool {
+        self.free_slot().is_some()
+    }
+
     /// Return a slot to use, and whether it was never used before.
     fn free_slot(&self) -> Option<(u32, bool)> {
         let free = self.journal.word(journal::AT_FREE_SLOT);

@@ -273,6 +273,11 @@ impl NodeSide {
         sleep::awake(self.area.word(AT_NODE_ASLEEP));
     }
 
+    /// Look whether the client waits for room: what `sleep` does for a node that stays awake.
+    pub fn note_filled(&mut self) {
+        self.was_filled = self.is_filled();
+    }
+
     /// Set this socket's word of a sleeping node, and look again; false if there is work: to take, to
     /// show (`must_show_again`), or to empty the control socket (`must_empty`).
     ///
@@ -284,7 +289,7 @@ impl NodeSide {
         let reader = self.area.word(AT_READER_ASLEEP);
         let may_show = self.has_unread() && reader.load(Ordering::Relaxed) != 0;
         // One look at the word: it decides whether to empty, and whether bytes are news.
-        self.was_filled = self.is_filled();
+        self.note_filled();
         let may_empty = self.was_filled && self.has_room_for_sender();
         if has_work || may_show || may_empty {
             self.wake();

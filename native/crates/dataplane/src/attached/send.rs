@@ -27,26 +27,37 @@ enum Taken {
     Waits,
 }
 
+/// What is left of what a client submitted, after a pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Nothing that may be taken.
+    Nothing,
+    /// The next pass takes it.
+    More,
+    /// The socket is served again when what it waits for is there: a route, room, a slot.
+    Waits,
+}
+
 impl State {
-    /// Take what a client submitted, a bounded number; return whether nothing is left that a pass
-    /// could take. `paths` gets those to be flushed.
+    /// Take what a client submitted, a bounded number; return what is left. `paths` gets those to be
+    /// flushed.
     pub(super) fn take_submissions(
         &mut self,
         id: MailboxId,
         paths: &mut Vec<PathId>,
-    ) -> Result<bool, Nonsense> {
+    ) -> Result<Rest, Nonsense> {
         let Some(attached) = self.attached_mut(id) else {
-            return Ok(true);
+            return Ok(Rest::Nothing);
         };
         let memory = Arc::clone(&attached.memory);
         for _ in 0..PASS_MESSAGES {
             let Some(attached) = self.attached_mut(id) else {
-                return Ok(true);
+                return Ok(Rest::Nothing);
             };
             // By reference: each move would read at once what was just written, in other widths.
             let next = match attached.held.pop_front() {
                 Some(held) => Ok(Some(held)),
-                None if attached.is_held_up() => return Ok(true),
+                None if attached.is_held_up() => return Ok(Rest::Nothing),
                 None => {
                     let left = &mut attached.taken_while_restricted;
                     *left = left.saturating_sub(1);
@@ -55,7 +66,11 @@ impl State {
             };
             let submission = match &next {
                 Ok(Some(submission)) => submission,
-                Ok(None) => return Ok(true),
+                Ok(None) if attached.side.has_slot() => return Ok(Rest::Nothing),
+                Ok(None) => {
+                    attached.waits_for_slot = true;
+                    return Ok(Rest::Waits);
+                }
                 Err(error) => return Err(*error),
             };
             match self.queue_submission(id, submission, &memory, paths)? {
@@ -64,13 +79,12 @@ impl State {
                     if let Some(attached) = self.attached_mut(id) {
                         attached.held.push_front(*submission);
                     }
-                    // What it waits for has it served again.
-                    return Ok(true);
+                    return Ok(Rest::Waits);
                 }
             }
         }
         self.attached.due.insert(id);
-        Ok(false)
+        Ok(Rest::More)
     }
 
     fn queue_submission(
@@ -329,11 +343,15 @@ impl State {
                 let aside_bytes = record.accounts.aside_bytes() as u64;
                 attached.side.set_absent_bytes(aside_bytes);
                 let has_late = attached.side.has_late();
+                let waits = std::mem::take(&mut attached.waits_for_slot);
                 if attached.side.after_freeing() {
                     self.show(id);
                 }
                 if has_late {
                     self.note_late(id);
+                }
+                if waits {
+                    self.serve_soon(id);
                 }
             }
             self.empty_control_socket(id);

@@ -615,6 +615,63 @@ fn a_message_waits_for_its_route_and_for_room_on_its_path() {
 }
 
 #[test]
+fn what_waits_for_room_lets_the_plane_sleep() {
+    let world = with_room_for_two();
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    for number in 0..6u8 {
+        client.send(route, PEER_PORT, &[number]).unwrap();
+    }
+    world.progress(0);
+    assert_eq!(remote.payloads(), [[0], [1]]);
+    assert_eq!(world.plane.lock().next_attached_ns(), None);
+    client.send(route, PEER_PORT, &[6]).unwrap();
+    for acknowledged in [2, 4, 6] {
+        remote.say(acknowledgement(acknowledged), b"");
+        world.progress(0);
+        world.progress(0);
+    }
+    assert_eq!(remote.payloads(), [[2], [3], [4], [5], [6]]);
+}
+
+#[test]
+fn with_all_slots_of_the_journal_in_use_what_is_submitted_waits_for_one() {
+    const SLOTS: u64 = 256; // of SMALL
+    const BEHIND: u64 = 40;
+    for leaves in [false, true] {
+        let world = World::new();
+        let mut client = Client::new(&world, 1, PORT);
+        let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+        let route = client.route(2, Route::Stream(world.path));
+        for number in 1..=SLOTS + BEHIND {
+            client.send(route, PEER_PORT, b"").unwrap();
+            if number % 32 == 0 {
+                world.progress(0);
+            }
+        }
+        world.progress(0);
+        assert_eq!(remote.payloads().len() as u64, SLOTS);
+        let left = Event::Left {
+            mailbox: client.mailbox,
+        };
+        if leaves {
+            client.user_end = None;
+            for _ in 0..3 {
+                assert!(!world.progress(0).contains(&left));
+                assert!(!world.plane.take_rest(client.mailbox));
+            }
+        } else {
+            assert_eq!(world.plane.lock().next_attached_ns(), None, "it sleeps");
+        }
+        remote.say(acknowledgement(SLOTS), b"");
+        let events: Vec<_> = (0..3).flat_map(|_| world.progress(0)).collect();
+        assert_eq!(remote.payloads().len() as u64, BEHIND);
+        assert_eq!(events.contains(&left), leaves);
+    }
+}
+
+#[test]
 fn a_route_that_goes_while_messages_wait_for_room_is_wanted_anew() {
     let world = with_room_for_two();
     let client = Client::new(&world, 1, PORT);
