@@ -13,14 +13,14 @@
 //! record there is freed when the last reference to it is dropped: after the peer acknowledged it,
 //! or it was cancelled or given up, and once no write has it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use urds_channel::socket_memory::layout::ROUTES;
-use urds_channel::socket_memory::{ClientError as Nonsense, Name, NodeSide, Submission, Word};
+use urds_channel::socket_memory::{ClientError as Nonsense, Name, NodeSide, Word};
 use urds_channel::sys::doorbell::{self, Heard};
 use urds_path::Address;
 
@@ -36,11 +36,13 @@ use crate::sys::sent_record::SendMemory;
 use crate::table::IdSet;
 
 mod congestion;
+mod held;
 mod receive;
 mod restore;
 mod send;
 pub(crate) mod steps;
 
+use held::HeldMessages;
 pub(crate) use receive::Details;
 pub(crate) use restore::Delivery;
 use send::Rest;
@@ -86,11 +88,9 @@ pub struct Attached {
     routes: Vec<Address>,
     by_peer: HashMap<Address, u32>,
     /// Messages that were taken and wait for room, or for a route.
-    held: VecDeque<Submission>,
+    held: HeldMessages,
     /// Its journal has no slot for what is submitted.
     waits_for_slot: bool,
-    /// It was asked for the route that `held` waits for.
-    asked: bool,
     /// Attached sockets whose messages wait until this one has taken some.
     waiting: Vec<MailboxId>,
     /// The client's last descriptor was closed: until when to take what it left.
@@ -218,9 +218,8 @@ impl Plane {
                 control,
                 routes: Vec::new(),
                 by_peer: HashMap::new(),
-                held: VecDeque::new(),
+                held: HeldMessages::default(),
                 waits_for_slot: false,
-                asked: false,
                 waiting: Vec::new(),
                 left_until_ns: None,
                 buffers_max: (send_bytes / AREA_FACTOR, receive_bytes / AREA_FACTOR),
@@ -288,13 +287,11 @@ impl Plane {
             return;
         };
         attached.report(&peer, errno);
-        attached.asked = false;
-        if let Some(held) = attached.held.front()
-            && attached.routes.get(held.route as usize) == Some(&peer)
-        {
-            attached.side.free(held.slot);
-            attached.held.pop_front();
-            state.attached.roomy.insert(id);
+        if let Some(&route) = attached.by_peer.get(&peer) {
+            attached.held.end_asking(route);
+            if let Some(held) = attached.held.pop(route) {
+                state.free_held(id, &[held.slot]);
+            }
         }
         state.serve_soon(id);
     }
@@ -536,7 +533,7 @@ impl State {
             return;
         };
         if let Some(until_ns) = attached.left_until_ns {
-            let is_taken = rest == Rest::Nothing;
+            let is_taken = rest == Rest::Nothing && attached.held.is_empty();
             if until_ns <= now_ns || is_taken && !self.waits_for_path(id) {
                 self.report_left(id);
             } else {

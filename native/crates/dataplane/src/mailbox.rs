@@ -483,6 +483,7 @@ impl Plane {
         {
             let mut state = self.lock();
             state.take_all_submissions(mailbox, &mut submitted_to);
+            count += state.cancel_held(mailbox, peer, port);
             for path in state.paths_of(mailbox) {
                 let leads = state
                     .paths

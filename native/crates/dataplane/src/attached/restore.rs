@@ -377,7 +377,7 @@ impl State {
         for one in before {
             let is_sent = one.number != 0 && self.restore_sent(id, &one);
             if let Some(attached) = self.attached_mut(id).filter(|_| !is_sent) {
-                attached.held.push_back(one.message);
+                attached.held.push(one.message);
             }
         }
         if has_unread && steps::holds(Rule::ShowUnread) {
@@ -458,12 +458,8 @@ impl State {
                 continue;
             };
             if let Some(attached) = self.attached_mut(id) {
-                let had = attached.held.len();
-                attached.held.retain(|submission| submission.slot != slot);
-                if attached.held.len() < had {
-                    attached.side.free(slot);
-                    self.attached.roomy.insert(id);
-                }
+                let slots = attached.held.remove(|submission| submission.slot == slot);
+                self.free_held(id, &slots);
             }
         }
     }

@@ -20,13 +20,6 @@ const PASS_MESSAGES: usize = 256;
 /// Extension headers that programs send: a key of RDMA, and its place. Others are a node's own.
 const OF_PROGRAMS: [u8; 2] = [2, 3];
 
-/// What became of a message that was taken.
-enum Taken {
-    Gone,
-    /// It has to wait, and what was submitted after it.
-    Waits,
-}
-
 /// What is left of what a client submitted, after a pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rest {
@@ -34,7 +27,7 @@ pub(super) enum Rest {
     Nothing,
     /// The next pass takes it.
     More,
-    /// The socket is served again when what it waits for is there: a route, room, a slot.
+    /// The journal has no slot for it; the socket is served again when one is free.
     Waits,
 }
 
@@ -50,20 +43,22 @@ impl State {
             return Ok(Rest::Nothing);
         };
         let memory = Arc::clone(&attached.memory);
-        for _ in 0..PASS_MESSAGES {
+        let mut left = PASS_MESSAGES;
+        for route in attached.held.routes() {
+            self.queue_held(id, route, &memory, paths, &mut left)?;
+        }
+        while left > 0 {
+            left -= 1;
             let Some(attached) = self.attached_mut(id) else {
                 return Ok(Rest::Nothing);
             };
+            if attached.is_held_up() {
+                return Ok(Rest::Nothing);
+            }
+            let restricted = &mut attached.taken_while_restricted;
+            *restricted = restricted.saturating_sub(1);
             // By reference: each move would read at once what was just written, in other widths.
-            let next = match attached.held.pop_front() {
-                Some(held) => Ok(Some(held)),
-                None if attached.is_held_up() => return Ok(Rest::Nothing),
-                None => {
-                    let left = &mut attached.taken_while_restricted;
-                    *left = left.saturating_sub(1);
-                    attached.side.take()
-                }
-            };
+            let next = attached.side.take();
             let submission = match &next {
                 Ok(Some(submission)) => submission,
                 Ok(None) if attached.side.has_slot() => return Ok(Rest::Nothing),
@@ -73,32 +68,54 @@ impl State {
                 }
                 Err(error) => return Err(*error),
             };
-            match self.queue_submission(id, submission, &memory, paths)? {
-                Taken::Gone => {}
-                Taken::Waits => {
-                    if let Some(attached) = self.attached_mut(id) {
-                        attached.held.push_front(*submission);
-                    }
-                    return Ok(Rest::Waits);
-                }
+            let is_behind = attached.held.waits(submission.route);
+            if (is_behind || !self.queue_submission(id, submission, &memory, paths)?)
+                && let Some(attached) = self.attached_mut(id)
+            {
+                attached.held.push(*submission);
             }
         }
         self.attached.due.insert(id);
         Ok(Rest::More)
     }
 
+    /// Queue what waits for a route, until one has to wait on or `left` more were queued.
+    fn queue_held(
+        &mut self,
+        id: MailboxId,
+        route: u32,
+        memory: &SendMemory,
+        paths: &mut Vec<PathId>,
+        left: &mut usize,
+    ) -> Result<(), Nonsense> {
+        while *left > 0
+            && let Some(held) = self
+                .attached_mut(id)
+                .and_then(|attached| attached.held.first(route))
+            && self.queue_submission(id, &held, memory, paths)?
+        {
+            *left -= 1;
+            if let Some(attached) = self.attached_mut(id) {
+                attached.held.pop(route);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queue a message on its path or deliver it here; return false if it has to wait: then the socket
+    /// is served again when it may go on.
     fn queue_submission(
         &mut self,
         id: MailboxId,
         submission: &Submission,
         memory: &SendMemory,
         paths: &mut Vec<PathId>,
-    ) -> Result<Taken, Nonsense> {
+    ) -> Result<bool, Nonsense> {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
-            return Ok(Taken::Gone);
+            return Ok(true);
         };
         let Some(attached) = mailbox.attached.as_deref_mut() else {
-            return Ok(Taken::Gone);
+            return Ok(true);
         };
         let Some(&peer) = attached.routes.get(submission.route as usize) else {
             return Err(Nonsense("a route that it was not given"));
@@ -110,11 +127,12 @@ impl State {
             Some(Route::Stream(path)) => Ok(self.queue_on(id, submission, path, peer, paths)),
             Some(Route::Loop) => Ok(self.hand_over_here(id, submission, memory, peer)),
             Some(Route::External(_)) => {
-                Ok(self.give_up_submission(id, submission, &peer, libc::EOPNOTSUPP))
+                self.give_up_submission(id, submission, &peer, libc::EOPNOTSUPP);
+                Ok(true)
             }
             None => {
-                self.want_route(id, peer);
-                Ok(Taken::Waits)
+                self.want_route(id, submission.route, peer);
+                Ok(false)
             }
         }
     }
@@ -134,8 +152,10 @@ impl State {
         }
         let mut number = None;
         if let Some(attached) = self.attached_mut(id) {
-            attached.asked = false; // a route may go again while messages wait for room
             number = attached.by_peer.get(&peer).copied();
+            if let Some(number) = number {
+                attached.held.end_asking(number); // it may go again while messages wait for room
+            }
         }
         if let Some(number) = number {
             self.place_map(id, number, peer); // only now is it known whose map counts
@@ -150,20 +170,50 @@ impl State {
         submission: &Submission,
         peer: &Address,
         errno: i32,
-    ) -> Taken {
+    ) {
         if let Some(attached) = self.attached_mut(id) {
             attached.report(peer, errno);
         }
         self.attached.freed.push(id, submission.slot);
-        Taken::Gone
     }
 
-    /// Ask the control plane for a route, once for each message that waits.
-    fn want_route(&mut self, id: MailboxId, peer: Address) {
+    /// Ask the control plane for a route, once until it answers.
+    fn want_route(&mut self, id: MailboxId, route: u32, peer: Address) {
         if let Some(attached) = self.attached_mut(id)
-            && !std::mem::replace(&mut attached.asked, true)
+            && attached.held.ask(route)
         {
             self.emit(Event::RouteWanted { mailbox: id, peer });
+        }
+    }
+
+    /// Remove what waits of a socket's messages to that address and port, or all; return how many.
+    pub(crate) fn cancel_held(
+        &mut self,
+        id: MailboxId,
+        peer: Option<Address>,
+        port: Option<u16>,
+    ) -> usize {
+        let Some(attached) = self.attached_mut(id) else {
+            return 0;
+        };
+        let routes = &attached.routes;
+        let slots = attached.held.remove(|submission| {
+            let to = routes.get(submission.route as usize);
+            peer.is_none_or(|peer| to == Some(&peer))
+                && port.is_none_or(|port| submission.port == port)
+        });
+        self.free_held(id, &slots);
+        self.counters.send_cancelled += slots.len() as u64;
+        slots.len()
+    }
+
+    /// Free messages that waited.
+    pub(super) fn free_held(&mut self, id: MailboxId, slots: &[u32]) {
+        for &slot in slots {
+            if let Some(attached) = self.attached_mut(id) {
+                attached.side.free(slot);
+                self.attached.roomy.insert(id);
+            }
         }
     }
 
@@ -175,7 +225,7 @@ impl State {
     ) -> Option<SentRecord> {
         let freed = self.attached.freed.clone();
         let attached = self.attached_mut(id)?;
-        attached.asked = false;
+        attached.held.end_asking(submission.route);
         Some(SentRecord {
             memory: Arc::clone(&attached.memory),
             at: submission.at,
@@ -187,7 +237,7 @@ impl State {
         })
     }
 
-    /// Queue a message on a path, as `send_side` does.
+    /// Queue a message on a path, as `send_side` does; return false if it has to wait.
     fn queue_on(
         &mut self,
         id: MailboxId,
@@ -195,13 +245,13 @@ impl State {
         path: PathId,
         peer: Address,
         paths: &mut Vec<PathId>,
-    ) -> Taken {
+    ) -> bool {
         let Some(record) = self.paths.get_mut(path) else {
             if let Some(mailbox) = self.mailboxes.get_mut(id) {
                 mailbox.set_route(peer, None);
             }
-            self.want_route(id, peer);
-            return Taken::Waits;
+            self.want_route(id, submission.route, peer);
+            return false;
         };
         let bytes = submission.length;
         let is_too_long = bytes > record.message_bytes_max;
@@ -213,17 +263,18 @@ impl State {
             }
             self.check_full(path);
             if is_too_long && !self.want_agreement(path) {
-                return self.give_up_submission(id, submission, &peer, libc::EMSGSIZE);
+                self.give_up_submission(id, submission, &peer, libc::EMSGSIZE);
+                return true;
             }
-            return Taken::Waits;
+            return false;
         }
         let entry = record.place_in_journal();
         let Some(sent) = self.sent_record(id, submission, entry) else {
-            return Taken::Gone;
+            return true;
         };
         let (Some(record), Some(mailbox)) = (self.paths.get_mut(path), self.mailboxes.get_mut(id))
         else {
-            return Taken::Gone;
+            return true;
         };
         let absent = record.absent;
         let destination = mailbox.accounts.destination(peer, absent);
@@ -241,7 +292,7 @@ impl State {
         } else if paths.last() != Some(&path) && !paths.contains(&path) {
             paths.push(path);
         }
-        Taken::Gone
+        true
     }
 
     /// Return the socket of this node at a target: as a rule that of the sender's last message.
@@ -257,14 +308,15 @@ impl State {
         found
     }
 
-    /// Deliver a message to an address of this node; it waits while its target is too full.
+    /// Deliver a message to an address of this node; return false, to have it wait, while its target is
+    /// too full.
     fn hand_over_here(
         &mut self,
         id: MailboxId,
         submission: &Submission,
         memory: &SendMemory,
         peer: Address,
-    ) -> Taken {
+    ) -> bool {
         let target = SocketAddress::new(peer, submission.port);
         let found = self.receiver_at(id, &target);
         if let Some(receiver) = found
@@ -275,12 +327,12 @@ impl State {
                 attached.waiting.push(id);
             }
             self.touched.insert(receiver);
-            return Taken::Waits;
+            return false;
         }
         let Some(attached) = self.attached_mut(id) else {
-            return Taken::Gone;
+            return true;
         };
-        attached.asked = false;
+        attached.held.end_asking(submission.route);
         let delivery = Delivery::OfSocket(submission.slot, attached.number);
         let extension = extension_of(submission);
         let payload = memory.bytes(submission.at, submission.length);
@@ -295,7 +347,7 @@ impl State {
         if let Some(attached) = receiver.and_then(|receiver| self.attached_mut(receiver)) {
             attached.side.journal().finish_intent();
         }
-        Taken::Gone
+        true
     }
 
     /// Tell a client whether a peer is absent, and what is queued to such peers.

@@ -636,6 +636,40 @@ fn what_waits_for_room_lets_the_plane_sleep() {
 }
 
 #[test]
+fn what_waits_for_room_holds_up_none_to_others_and_is_cancelled() {
+    let world = with_room_for_two();
+    let (client, other) = node_pair(&world);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let away = client.route(2, Route::Stream(world.path));
+    let near = client.route(3, Route::Loop);
+    for number in 0..6u8 {
+        let port = if number < 4 { PEER_PORT } else { 4999 };
+        client.send(away, port, &[number]).unwrap();
+    }
+    client.send(near, PORT, b"to another").unwrap();
+    world.progress(0);
+    assert_eq!(other.receive().unwrap().0, b"to another");
+    assert_eq!(remote.payloads(), [[0], [1]]);
+    let cancel = |last, port| {
+        world
+            .plane
+            .cancel(client.mailbox, Some(address(last)), port)
+    };
+    assert_eq!(cancel(3, None), 0);
+    assert_eq!(cancel(2, Some(4999)), 2);
+    client.send(away, PEER_PORT, &[9]).unwrap();
+    for acknowledged in [2, 4] {
+        remote.say(acknowledgement(acknowledged), b"");
+        world.progress(0);
+        world.progress(0);
+    }
+    assert_eq!(remote.payloads(), [[2], [3], [9]], "in order");
+    remote.say(acknowledgement(5), b"");
+    world.progress(0);
+    assert_eq!(client.side.queued_bytes(), 0);
+}
+
+#[test]
 fn with_all_slots_of_the_journal_in_use_what_is_submitted_waits_for_one() {
     const SLOTS: u64 = 256; // of SMALL
     const BEHIND: u64 = 40;
