@@ -1,5 +1,6 @@
 """What a fork server said before its end counts, though no thread listened in time."""
 
+import os
 import signal
 import socket
 
@@ -53,3 +54,12 @@ def test_what_one_that_is_killed_said_is_known(is_asked: bool) -> None:
     assert server.discard() == -signal.SIGKILL
     assert (server.is_ready, server.failure) == (True, "no memory")
     assert server.status_of(WORKER) == -9
+
+
+def test_a_worker_that_was_forked_too_late_leaves_no_descriptor() -> None:
+    server = start('channel.send("forked", [0, 0], worker=1); sys.exit(0)')
+    server._process.wait()
+    before = os.listdir("/proc/self/fd")
+    server.hear()
+    assert os.listdir("/proc/self/fd") == before
+    server.discard()

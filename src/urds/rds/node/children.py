@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from urds.common.records import field, record, replace
-from urds.rds.node.channel import Channel, Message
+from urds.rds.node.channel import Channel, Message, close_all
 from urds.rds.node.plan import Plan, child_environment
 
 _FORK_WAIT_S: Final = 5.0
@@ -106,13 +106,13 @@ class ForkServerProcess:
         """Take what it said."""
         with suppress(OSError):
             while True:
-                self._take(self._receive(0)[0])
+                self._take_next(0)
 
     def status_of(self, worker: int) -> int | None:
         """Return how a worker ended that has ended: its exit code, or the negative signal."""
         with suppress(OSError):
             while worker not in self._ended:
-                self._take(self._receive(_STATUS_WAIT_S)[0])
+                self._take_next(_STATUS_WAIT_S)
         if worker not in self._ended:
             with suppress(ChildProcessError):  # as the first process of a container one inherits it
                 os.waitpid(worker, os.WNOHANG)
@@ -142,6 +142,11 @@ class ForkServerProcess:
         if found is None:
             raise TimeoutError(None, "the fork server says nothing")
         return found
+
+    def _take_next(self, wait_s: float) -> None:
+        message, descriptors = self._receive(wait_s)
+        close_all(descriptors)  # of a worker that was forked too late to be waited for
+        self._take(message)
 
     def _take(self, message: Message) -> None:
         what = message["what"]
