@@ -293,6 +293,8 @@ def test_quotas_have_their_errno(start_node: StartNode) -> None:
     ends = [node.open() for _ in range(double)]
     assert refused(node, RequestOp.OPEN, flags=0) == errno.EMFILE
     node.bind(ends[0])
+    failing = {"name": name("192.0.2.2", 5), "tos": 0}
+    assert refused(node, RequestOp.ROUTE, ends[0], **failing) == errno.EIO  # and counts not
     peers = [f"127.0.0.{2 + number}" for number in range(double + 1)]
     for host in peers[:double]:
         node.ask(RequestOp.ROUTE, ends[0], name=name(host, 5), tos=0)

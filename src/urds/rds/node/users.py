@@ -120,10 +120,15 @@ class Users:
     def give_back(self, user: User, routes: Counter[IPAddress]) -> None:
         """Take a socket that ended off the accounts."""
         user.sockets -= 1
-        for peer in routes:
-            user.peers[peer] -= 1
-            if not user.peers[peer]:
-                del user.peers[peer]
+        for peer in list(routes):
+            self.give_back_route(user, routes, peer)
+
+    def give_back_route(self, user: User, routes: Counter[IPAddress], peer: IPAddress) -> None:
+        """Take a route of a socket off the accounts: there is none, or its socket ended."""
+        del routes[peer]
+        user.peers[peer] -= 1
+        if not user.peers[peer]:
+            del user.peers[peer]
 
     def check_quota(self, user: User) -> bool:
         """Tell whether what the sockets of a user hold went over the quota or back."""
