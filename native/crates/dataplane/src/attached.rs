@@ -286,10 +286,10 @@ impl Plane {
         let Some(attached) = state.attached_mut(id) else {
             return;
         };
-        attached.report(&peer, errno);
         if let Some(&route) = attached.by_peer.get(&peer) {
             attached.held.end_asking(route);
             if let Some(held) = attached.held.pop(route) {
+                attached.report(&peer, errno); // of none that was cancelled meanwhile
                 state.free_held(id, &[held.slot]);
             }
         }
@@ -493,9 +493,15 @@ impl State {
 
     /// Serve a socket until nothing it submitted is left, but for what has to wait.
     pub(crate) fn take_all_submissions(&mut self, id: MailboxId, paths: &mut Vec<PathId>) {
+        // A pass may be over before all that waited is queued, which is older.
         let left = |state: &mut Self| {
             let attached = state.attached_mut(id)?;
-            attached.side.submissions().ok().filter(|&count| count > 0)
+            let count = attached
+                .side
+                .submissions()
+                .ok()
+                .filter(|&count| count > 0)?;
+            Some((count, attached.held.count()))
         };
         let mut before = left(self);
         while before.is_some() {
@@ -543,12 +549,15 @@ impl State {
         }
         if attached.is_held_up() && attached.side.submissions() != Ok(0) {
             self.note_late(id); // what it submits all the same waits
+            self.show_again(id);
             return;
         }
         match rest {
             Rest::More => return,
-            // No doorbell for what would wait too.
-            Rest::Waits => attached.side.note_filled(),
+            Rest::Waits => {
+                attached.side.note_filled(); // awake: no doorbell for what would wait too
+                self.show_again(id);
+            }
             Rest::Nothing => self.let_sleep(id),
         }
         self.empty_control_socket(id);
@@ -562,9 +571,7 @@ impl State {
         match attached.side.sleep() {
             Ok(true) => {}
             Ok(false) => {
-                if attached.side.must_show_again() {
-                    self.show(id);
-                }
+                self.show_again(id);
                 self.attached.due.insert(id);
             }
             Err(Nonsense(what)) => self.end_attached(id, what),
@@ -594,6 +601,14 @@ impl State {
         self.attached.looked_at.insert(id);
     }
 
+    /// Show a reader that counts as asleep what it has not read: it may have rung for that.
+    fn show_again(&mut self, id: MailboxId) {
+        let attached = self.attached_mut(id);
+        if attached.is_some_and(|attached| attached.side.must_show_again()) {
+            self.show(id);
+        }
+    }
+
     /// Have a client's descriptor be readable once the lock is free.
     fn show(&mut self, id: MailboxId) {
         if let Some(attached) = self.attached_mut(id) {
@@ -610,7 +625,7 @@ impl State {
             let linger_ns = attached.linger_ns().unwrap_or(default_ns);
             let until_ns = now_ns.saturating_add(linger_ns);
             attached.left_until_ns.get_or_insert(until_ns);
-            self.attached.due.insert(id);
+            self.serve_soon(id);
         }
     }
 

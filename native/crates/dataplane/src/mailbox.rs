@@ -482,15 +482,14 @@ impl Plane {
         let mut submitted_to = Vec::new();
         {
             let mut state = self.lock();
-            state.take_all_submissions(mailbox, &mut submitted_to);
-            count += state.cancel_held(mailbox, peer, port);
-            for path in state.paths_of(mailbox) {
-                let leads = state
-                    .paths
-                    .get(path)
-                    .is_some_and(|record| peer.is_none_or(|peer| record.peer == peer));
-                if leads {
-                    count += state.cancel_path(path, mailbox, port);
+            let submitted = state.submitted(mailbox);
+            loop {
+                state.take_all_submissions(mailbox, &mut submitted_to);
+                let cancelled = state.cancel_taken(mailbox, peer, port);
+                count += cancelled;
+                state.finish_freed_records(); // for what found no slot
+                if cancelled == 0 || state.has_taken(mailbox, submitted) {
+                    break;
                 }
             }
             state.note_room(mailbox);
@@ -536,6 +535,26 @@ impl State {
         let record = self.mailboxes.get(mailbox);
         let host = record.and_then(|record| self.hosts.get(record.host));
         host.map_or_else(Vec::new, |host| host.paths.clone())
+    }
+
+    /// Remove a mailbox's messages, but those of its client that were not taken yet; return how many.
+    fn cancel_taken(
+        &mut self,
+        mailbox: MailboxId,
+        peer: Option<Address>,
+        port: Option<u16>,
+    ) -> usize {
+        let mut count = self.cancel_held(mailbox, peer, port);
+        for path in self.paths_of(mailbox) {
+            let leads = self
+                .paths
+                .get(path)
+                .is_some_and(|record| peer.is_none_or(|peer| record.peer == peer));
+            if leads {
+                count += self.cancel_path(path, mailbox, port);
+            }
+        }
+        count
     }
 
     /// Remove a mailbox's messages from a path, to one port or all; return how many.

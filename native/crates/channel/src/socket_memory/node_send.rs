@@ -302,6 +302,20 @@ impl NodeSide {
         self.sent_touched = kept;
     }
 
+    /// Have a taken message be on no path, for the next worker.
+    ///
+    /// # Panics
+    /// For a slot that is none.
+    pub fn forget_number(&self, slot: u32) {
+        let at = self.journal.slot(slot);
+        self.journal.set_long(at + journal::SLOT_NUMBER, 0);
+    }
+
+    /// Return how many submissions were ever taken.
+    pub fn taken(&self) -> u64 {
+        self.journal.long(journal::AT_TAKEN)
+    }
+
     /// Return whether any message is taken and not freed.
     pub fn holds_messages(&self) -> bool {
         self.held_slots > 0

@@ -19,6 +19,11 @@ impl HeldMessages {
         self.queues.is_empty()
     }
 
+    /// Return how many messages wait.
+    pub(super) fn count(&self) -> usize {
+        self.queues.values().map(VecDeque::len).sum()
+    }
+
     /// Return whether a message has to queue up behind others to its peer.
     #[inline]
     pub(super) fn waits(&self, route: u32) -> bool {

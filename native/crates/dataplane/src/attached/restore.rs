@@ -377,6 +377,8 @@ impl State {
         for one in before {
             let is_sent = one.number != 0 && self.restore_sent(id, &one);
             if let Some(attached) = self.attached_mut(id).filter(|_| !is_sent) {
+                // Another message may have its number by the time at which this worker is killed.
+                attached.side.forget_number(one.message.slot);
                 attached.held.push(one.message);
             }
         }

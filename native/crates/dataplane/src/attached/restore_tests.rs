@@ -524,6 +524,49 @@ fn each_rule_that_is_left_out_is_found() {
     }
 }
 
+#[test]
+fn a_number_that_another_message_has_by_the_second_kill_loses_none() {
+    let world = first_world();
+    let (mut slow, mut quick) = (
+        Client::new(&world, 1, PORT),
+        Client::new(&world, 1, PORT + 1),
+    );
+    let _remote = connect(&world);
+    let to = slow.route(2, Route::Stream(world.path));
+    slow.send(to, PEER_PORT, b"slow").unwrap();
+    KILL_AT.set(Some(Step::Numbered));
+    let passed = catch_unwind(AssertUnwindSafe(|| drop(world.progress(0))));
+    assert!(
+        passed.is_err(),
+        "it has the first number, which its path does not know"
+    );
+
+    let world = next_world(kill(world)).with_own_path();
+    slow.move_to(&world); // its route is not found before the next kill
+    quick.move_to(&world);
+    let to = quick.route(2, Route::Stream(world.path));
+    let mut remote = connect(&world);
+    world.plane.finish_restore();
+    quick.send(to, PEER_PORT, b"quick").unwrap();
+    world.progress(0);
+    assert_eq!(sent(&mut remote)[0].0.sequence, 1);
+
+    let world = next_world(kill(world)).with_own_path();
+    for client in [&mut slow, &mut quick] {
+        client.move_to(&world);
+        client.route(2, Route::Stream(world.path));
+    }
+    let mut remote = connect(&world);
+    world.plane.finish_restore();
+    world.progress(0);
+    let frames = sent(&mut remote);
+    let seen: Vec<_> = frames
+        .iter()
+        .map(|(header, payload)| (header.sequence, &payload[..]))
+        .collect();
+    assert_eq!(seen, [(1, &b"quick"[..]), (2, b"slow")]);
+}
+
 // -- sockets that were closed before the worker ended
 
 #[test]

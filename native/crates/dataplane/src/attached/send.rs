@@ -55,19 +55,21 @@ impl State {
             if attached.is_held_up() {
                 return Ok(Rest::Nothing);
             }
-            let restricted = &mut attached.taken_while_restricted;
-            *restricted = restricted.saturating_sub(1);
             // By reference: each move would read at once what was just written, in other widths.
             let next = attached.side.take();
             let submission = match &next {
                 Ok(Some(submission)) => submission,
-                Ok(None) if attached.side.has_slot() => return Ok(Rest::Nothing),
+                Ok(None) if attached.side.has_slot() || attached.side.submissions()? == 0 => {
+                    return Ok(Rest::Nothing);
+                }
                 Ok(None) => {
                     attached.waits_for_slot = true;
                     return Ok(Rest::Waits);
                 }
                 Err(error) => return Err(*error),
             };
+            let restricted = &mut attached.taken_while_restricted;
+            *restricted = restricted.saturating_sub(1);
             let is_behind = attached.held.waits(submission.route);
             if (is_behind || !self.queue_submission(id, submission, &memory, paths)?)
                 && let Some(attached) = self.attached_mut(id)
@@ -186,6 +188,20 @@ impl State {
         }
     }
 
+    /// Return how many messages the client of a socket has ever submitted; 0 of one without a client.
+    pub(crate) fn submitted(&mut self, id: MailboxId) -> u64 {
+        self.attached_mut(id).map_or(0, |attached| {
+            let waiting = attached.side.submissions().unwrap_or(0);
+            attached.side.taken().saturating_add(u64::from(waiting))
+        })
+    }
+
+    /// Return whether so many of them are taken.
+    pub(crate) fn has_taken(&mut self, id: MailboxId, submitted: u64) -> bool {
+        self.attached_mut(id)
+            .is_none_or(|attached| attached.side.taken() >= submitted)
+    }
+
     /// Remove what waits of a socket's messages to that address and port, or all; return how many.
     pub(crate) fn cancel_held(
         &mut self,
@@ -202,7 +218,10 @@ impl State {
             peer.is_none_or(|peer| to == Some(&peer))
                 && port.is_none_or(|port| submission.port == port)
         });
-        self.free_held(id, &slots);
+        if !slots.is_empty() {
+            self.free_held(id, &slots);
+            self.serve_soon(id); // what was behind them may go
+        }
         self.counters.send_cancelled += slots.len() as u64;
         slots.len()
     }

@@ -14,7 +14,7 @@ use urds_path::{AckMode, Hold};
 use super::*;
 use crate::mailbox::{MailboxSettings, Route};
 use crate::sys::sockets::{self, poll_now, unix_pair};
-use crate::world::{self, PEER_PORT, PORT, World, acknowledgement, address};
+use crate::world::{self, PEER_PORT, PORT, Remote, World, acknowledgement, address};
 
 const SMALL: Sizes<'_> = Sizes {
     submissions: 64,
@@ -669,23 +669,30 @@ fn what_waits_for_room_holds_up_none_to_others_and_is_cancelled() {
     assert_eq!(client.side.queued_bytes(), 0);
 }
 
+const SLOTS: u64 = 256; // of SMALL
+
+/// A client with as many messages under way as its journal has slots, and some submitted behind them.
+fn without_slots(world: &World, behind: u64) -> (Client, Remote) {
+    let client = Client::new(world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    for number in 1..=SLOTS + behind {
+        client.send(route, PEER_PORT, b"").unwrap();
+        if number % 32 == 0 {
+            world.progress(0);
+        }
+    }
+    world.progress(0);
+    assert_eq!(remote.payloads().len() as u64, SLOTS);
+    (client, remote)
+}
+
 #[test]
 fn with_all_slots_of_the_journal_in_use_what_is_submitted_waits_for_one() {
-    const SLOTS: u64 = 256; // of SMALL
     const BEHIND: u64 = 40;
     for leaves in [false, true] {
         let world = World::new();
-        let mut client = Client::new(&world, 1, PORT);
-        let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
-        let route = client.route(2, Route::Stream(world.path));
-        for number in 1..=SLOTS + BEHIND {
-            client.send(route, PEER_PORT, b"").unwrap();
-            if number % 32 == 0 {
-                world.progress(0);
-            }
-        }
-        world.progress(0);
-        assert_eq!(remote.payloads().len() as u64, SLOTS);
+        let (mut client, mut remote) = without_slots(&world, BEHIND);
         let left = Event::Left {
             mailbox: client.mailbox,
         };
@@ -702,6 +709,121 @@ fn with_all_slots_of_the_journal_in_use_what_is_submitted_waits_for_one() {
         let events: Vec<_> = (0..3).flat_map(|_| world.progress(0)).collect();
         assert_eq!(remote.payloads().len() as u64, BEHIND);
         assert_eq!(events.contains(&left), leaves);
+    }
+}
+
+#[test]
+fn with_all_slots_of_the_journal_in_use_a_socket_that_submits_nothing_may_leave() {
+    let world = World::new();
+    let (mut client, _remote) = without_slots(&world, 0);
+    client.leave(&world);
+}
+
+#[test]
+fn with_all_slots_of_the_journal_in_use_a_reader_is_shown_what_it_rings_for() {
+    let world = World::new();
+    let (client, mut remote) = without_slots(&world, 1);
+    remote.say_message(1, b"for which it is woken");
+    world.progress(0);
+    client.forget().unwrap();
+    assert!(client.receive().is_some());
+    let as_it_falls_asleep = || {
+        remote.say_message(2, b"not shown: it is awake");
+        world.progress(0);
+    };
+    assert_eq!(client.side.sleep(as_it_falls_asleep), Ok(true));
+    assert!(!client.is_shown());
+    client.ring();
+    world.progress(0);
+    assert!(client.is_shown());
+}
+
+#[test]
+fn with_all_slots_of_the_journal_in_use_what_is_submitted_is_cancelled_too() {
+    let world = World::new();
+    let (client, _remote) = without_slots(&world, 40);
+    assert_eq!(world.plane.cancel(client.mailbox, None, None), 296);
+    assert_eq!(client.side.unacknowledged(), Ok(0));
+}
+
+#[test]
+fn what_is_behind_a_cancelled_message_goes_on() {
+    let world = World::with(urds_path::Limits {
+        receive_hard_bytes: 0,
+        receive_hard_factor: 1,
+        ..Default::default()
+    });
+    let (client, _full) = node_pair(&world);
+    let roomy = Client::new(&world, 3, PORT + 1);
+    let route = client.route(3, Route::Loop);
+    let mut sent = 0;
+    while client.side.queued_bytes() == 0 {
+        assert!(sent < 1000, "it takes all");
+        client.send(route, PORT, &[1; 10_000]).unwrap();
+        world.progress(0);
+        sent += 1;
+    }
+    client.send(route, PORT + 1, b"behind").unwrap();
+    world.progress(0);
+    assert!(roomy.receive().is_none(), "in order");
+    let cancelled = world
+        .plane
+        .cancel(client.mailbox, Some(address(3)), Some(PORT));
+    assert_eq!(cancelled, 1);
+    world.progress(0);
+    assert_eq!(roomy.receive().unwrap().0, b"behind");
+}
+
+#[test]
+fn a_cancel_meets_what_is_submitted_behind_many_that_wait() {
+    let world = World::new();
+    let (client, _other) = node_pair(&world);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    let away = client.route(2, Route::Stream(world.path));
+    let near = client.route(3, Route::Loop);
+    world.plane.route(client.mailbox, address(2), None);
+    for number in 1..=200 {
+        client.send(away, PEER_PORT, b"").unwrap();
+        if number % 32 == 0 {
+            world.progress(0);
+        }
+    }
+    world.progress(0);
+    client.route(2, Route::Stream(world.path));
+    for _ in 0..40 {
+        client.send(away, 4999, b"").unwrap();
+    }
+    client.send(near, PORT, b"").unwrap();
+    assert_eq!(
+        world
+            .plane
+            .cancel(client.mailbox, Some(address(2)), Some(4999)),
+        40
+    );
+    world.progress(0);
+    assert_eq!(remote.payloads().len(), 200);
+}
+
+#[test]
+fn a_route_that_fails_after_its_message_was_cancelled_is_no_error_of_the_next() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let route = client.route(2, Route::Stream(world.path));
+    world.plane.route(client.mailbox, address(2), None);
+    for cancels in [true, false] {
+        client.send(route, PEER_PORT, b"").unwrap();
+        world.progress(0);
+        if cancels {
+            assert_eq!(world.plane.cancel(client.mailbox, None, None), 1);
+        }
+        let plane = &world.plane;
+        plane.fail_route(client.mailbox, address(2), libc::EHOSTUNREACH);
+        let wanted = match cancels {
+            true => Ok(()),
+            false => Err(Rejected::Failed(libc::EHOSTUNREACH)),
+        };
+        assert_eq!(client.send(route, PEER_PORT, b""), wanted);
+        world.plane.cancel(client.mailbox, None, None);
     }
 }
 
