@@ -777,17 +777,20 @@ fn what_is_behind_a_cancelled_message_goes_on() {
 #[test]
 fn a_cancel_meets_what_is_submitted_behind_many_that_wait() {
     let world = World::new();
-    let (client, _other) = node_pair(&world);
+    let sizes = Sizes {
+        submissions: 1024,
+        ..SMALL
+    };
+    let client = Client::sized(&world, 1, PORT, &sizes);
+    let _other = Client::new(&world, 3, PORT);
     let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let away = client.route(2, Route::Stream(world.path));
     let near = client.route(3, Route::Loop);
     world.plane.route(client.mailbox, address(2), None);
-    for number in 1..=200 {
-        client.send(away, PEER_PORT, b"").unwrap();
-        if number % 32 == 0 {
-            world.progress(0);
-        }
+    for _ in 0..300 {
+        client.send(away, PEER_PORT, b"").unwrap(); // more than a pass takes
     }
+    world.progress(0);
     world.progress(0);
     client.route(2, Route::Stream(world.path));
     for _ in 0..40 {
@@ -801,7 +804,8 @@ fn a_cancel_meets_what_is_submitted_behind_many_that_wait() {
         40
     );
     world.progress(0);
-    assert_eq!(remote.payloads().len(), 200);
+    world.progress(0);
+    assert_eq!(remote.payloads().len(), 300);
 }
 
 #[test]
