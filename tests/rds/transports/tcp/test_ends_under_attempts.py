@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(backends.IS_ATTACHED, reason="stops the control 
 OURS, KERNEL = host(2), host(3)
 COUNT = 4
 FLUSH_NS = 1_000_000_000
+END_S = 10.0
 
 
 @contextmanager
@@ -40,11 +41,16 @@ def stepping(kernel: KernelPeer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("release", Release, ids=lambda one: one.name)
+@pytest.mark.parametrize("is_reported", [True, False], ids=["reported", "unreported"])
 def test_what_a_kernel_sent_over_an_attempt_that_stands_is_delivered(
     backend: InProcess,  # noqa: F811 - the fixture
+    is_reported: bool,
     release: Release,
 ) -> None:
-    """TCP acknowledged it, so no kernel sends it again; the control thread has not seen it yet."""
+    """TCP acknowledged it, so no kernel sends it again; the control thread has not seen it yet.
+
+    It may have been told of it, and wait for the lock, or have ended before.
+    """
     driver, kernel = backend.driver, KernelPeer(KERNEL, OURS, release=release)
     try:
         with Socket() as sock:
@@ -52,6 +58,12 @@ def test_what_a_kernel_sent_over_an_attempt_that_stands_is_delivered(
             with driver.lock:
                 ours = driver.hosts[ip_address(OURS)]
                 driver.make_route(sock.mailbox, ip_address(KERNEL))
+            if not is_reported:
+                driver.stopping = True
+                driver.plane.wake()
+                driver._thread.join(END_S)
+                assert not driver._thread.is_alive()
+            with driver.lock:
                 ours.endpoint.connection(ip_address(KERNEL), now_ns()).handle_wanted(0, now_ns())
                 driver.carry_out(ours)
                 for number in range(COUNT):
