@@ -152,6 +152,17 @@ impl Plane {
         self.sync(mailbox);
     }
 
+    /// Leave what came to the next waiter: the caller was told of it, and does not take it.
+    pub fn pass_on_arrival(&self, mailbox: MailboxId) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if let Some(record) = state.mailboxes.get_mut(mailbox)
+            && record.has_something()
+        {
+            record.receive_waiters.tell(1, &mut state.wait_queue);
+        }
+    }
+
     /// Take what is next, waiting at most `wait_ns`; `Nothing` when the time is over.
     ///
     /// # Errors

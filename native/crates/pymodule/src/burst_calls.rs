@@ -14,7 +14,7 @@ use urds_dataplane::send_side::Sent;
 use crate::fast_calls::{self, Came};
 use crate::mailbox::Mailbox;
 use crate::sys::{self, Arguments, fast_function};
-use crate::{errors, memory};
+use crate::{errors, ffi, memory};
 
 pub const SEND_MANY_DOC: &CStr = c"Queue messages of a list or tuple; return how many.";
 pub const RECV_MANY_DOC: &CStr = c"Wait for a message, then take what is there, with sources.";
@@ -109,7 +109,7 @@ fn send_burst<'py>(
     let (queued, sent) = burst.end();
     *count += queued;
     match sent {
-        Ok(Sent::Done) => {}
+        Ok(Sent::Done) => ffi::leave_quickly(mailbox.py())?,
         Ok(Sent::Leaves(leaving)) => fast_calls::finish(mailbox, *leaving)?,
         unfinished => {
             // The interpreter was held, so it is the message that was read.

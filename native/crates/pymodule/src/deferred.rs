@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-use crate::ffi::call;
+use crate::ffi;
 use crate::memory;
 use crate::sys::Export;
 
@@ -74,10 +74,8 @@ fn empty(py: Python<'_>) {
             Deferred::Object(object) => drop(object.into_bound(py)),
             Deferred::Export(export) => export.release(py),
             Deferred::Stream(stream) => {
-                if let Err(error) = call(stream.bind(py), "close") {
-                    error.write_unraisable(py, Some(stream.bind(py)));
-                }
-                drop(stream.into_bound(py));
+                let stream = stream.into_bound(py);
+                ffi::call_surely(py, &stream, || ffi::call(&stream, "close").map(drop));
             }
         }
     }

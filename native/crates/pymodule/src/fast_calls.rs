@@ -124,7 +124,7 @@ pub fn finish_one(
     wait_ns: Option<u64>,
 ) -> PyResult<()> {
     match sent {
-        Ok(Sent::Done) => {}
+        Ok(Sent::Done) => ffi::leave_quickly(mailbox.py())?,
         Ok(Sent::Leaves(leaving)) => finish(mailbox, *leaving)?,
         unfinished => {
             if !send_on(mailbox, unfinished, wait_ns)? {
@@ -180,7 +180,7 @@ fn send_on(
     let mut resolves = 0;
     loop {
         let message = match sent {
-            Ok(Sent::Done) => return Ok(true),
+            Ok(Sent::Done) => return ffi::leave_quickly(py).map(|()| true),
             Ok(Sent::External) => return Ok(false),
             Ok(Sent::Leaves(leaving)) => {
                 finish(mailbox, *leaving)?;
@@ -588,7 +588,10 @@ pub fn take<T>(
             });
             wait_arrival(mailbox, left_ns, &mut signals)
         };
-        ffi::leave(py)?;
+        if let Err(raised) = ffi::leave(py) {
+            shell.pass_on_arrival(own.id);
+            return Err(raised);
+        }
         if !signals.finish_pass(py, came)? {
             return Ok(Taken::Nothing);
         }

@@ -61,7 +61,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        CLAIMS.fetch_sub(1, Relaxed);
+        // Not below 0: a fork within the claim has forgotten it in the child.
+        let _ = CLAIMS.fetch_update(Relaxed, Relaxed, |claims| claims.checked_sub(1));
     }
 }
 

@@ -12,6 +12,7 @@ use urds_dataplane::waiting::WaitFor;
 use urds_path::Address;
 
 use crate::deferred::{self, Deferred, defer};
+use crate::ffi;
 use crate::gil::Claim;
 
 /// A Python callable that any thread may call, and drop last.
@@ -26,10 +27,9 @@ impl Callback {
                 .lock()
                 .as_ref()
                 .map(|callback| callback.clone_ref(py));
-            if let Some(callback) = callback
-                && let Err(error) = callback.call0(py)
-            {
-                error.write_unraisable(py, Some(callback.bind(py)));
+            if let Some(callback) = callback {
+                let callback = callback.bind(py);
+                ffi::call_surely(py, callback, || callback.call0().map(drop));
             }
         });
     }

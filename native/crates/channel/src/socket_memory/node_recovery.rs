@@ -1,16 +1,24 @@
 //! What a new worker makes good before it serves a socket whose worker was killed.
 
+use core::hint::spin_loop;
 use core::sync::atomic::Ordering;
 
 use super::layout::{
-    AT_FREED_BYTES, AT_SENT_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, ROUTE_FREED, ROUTES,
-    SEND_LENGTH, SEND_ROUTE, SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at, route_sent_at,
+    AT_FREED_BYTES, AT_SENDERS, AT_SENT_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, ROUTE_FREED,
+    ROUTES, SEND_LENGTH, SEND_ROUTE, SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at,
+    route_sent_at,
 };
 use super::node_side::NodeSide;
 use crate::journal::{
     self, SLOT_AT, SLOT_FREE, SLOT_LEAVING, SLOT_LENGTH, SLOT_ROUTE, SLOT_STATE, SLOT_SUBMISSION,
     SLOT_UNITS, SLOT_USED,
 };
+use crate::lock;
+
+/// How often the lock of senders is tried, with a pause of so many loops: a few milliseconds in all, in
+/// which a sender copies a message of some megabytes.
+const TRIES: u32 = 2000;
+const LOOPS: u32 = 200;
 
 impl NodeSide {
     /// Finish what was begun, count what is derived, tell the client what is published.
@@ -20,11 +28,28 @@ impl NodeSide {
         }
         self.finish_slots();
         self.link_free_slots();
+        let senders = self.try_hold_senders();
         self.count_freed_anew();
+        drop(senders);
         let taken = self.journal.long(journal::AT_TAKEN);
         let there = self.area.long(AT_SUBMISSIONS_TAKEN);
         there.store(taken, Ordering::Release);
         self.tell_published(self.published());
+    }
+
+    /// Have no sender change its sums while they are read. One that was killed or stopped with the
+    /// lock, and still has it after a while, changes none.
+    fn try_hold_senders(&self) -> Option<lock::Guard<'_>> {
+        let word = self.area.word(AT_SENDERS);
+        for _ in 0..TRIES {
+            if let Some(guard) = lock::try_lock(word) {
+                return Some(guard);
+            }
+            for _ in 0..LOOPS {
+                spin_loop();
+            }
+        }
+        None
     }
 
     /// Tell whether nothing was submitted yet, nor delivered.
@@ -57,9 +82,10 @@ impl NodeSide {
         let units = u64::from(self.journal.word(slot_at + SLOT_UNITS));
         let place = self.layout.send_unit(unit);
         let word = self.area.long(place);
+        // In this order: a client that uses it again writes its number before it takes the tile.
+        let is_used = word.load(Ordering::Acquire) == units | TILE_USED;
         let of_record = self.area.long(place + SEND_SUBMISSION);
-        let is_this = of_record.load(Ordering::Relaxed) == submission;
-        if is_this && word.load(Ordering::Acquire) == units | TILE_USED {
+        if is_used && of_record.load(Ordering::Relaxed) == submission {
             word.store(units | TILE_FREE, Ordering::Release);
         }
     }

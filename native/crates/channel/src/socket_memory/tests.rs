@@ -2,10 +2,13 @@
 
 use std::cell::RefCell;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use super::layout::{self, RECORD_BYTES, ROUTE_GONE, WAIT_SLEEPERS};
+use super::layout::{
+    self, RECORD_BYTES, ROUTE_FREED, ROUTE_GONE, WAIT_SLEEPERS, route_at, route_sent_at,
+};
+use super::model_tests::restarted;
 use super::*;
 use crate::journal;
 use crate::sys::area::{Access, Area};
@@ -25,6 +28,8 @@ impl Drop for Pair {
         raw::close(self.journal);
     }
 }
+
+const RESTARTS: usize = 1000;
 
 pub(super) fn small() -> Sizes<'static> {
     Sizes {
@@ -620,4 +625,45 @@ fn a_run_of_short_messages_is_told_in_parts_and_whole_at_its_end() {
         1,
         "by the worker that comes after a killed one"
     );
+}
+
+#[test]
+fn a_worker_that_takes_over_while_a_client_sends_counts_all_of_it() {
+    let mut pair = pair(&small());
+    let client = ClientSide::new(Area::map(pair.memory).expect("a mapping")).expect("a client");
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let area = client.area();
+            for number in 0.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let message = Outgoing {
+                    to: peer(number % 3),
+                    ..Outgoing::default()
+                };
+                let fill = |at| area.copy_in(at, &[7; 100]);
+                let _full = client.send(&message, 100, |_, _| false, fill);
+            }
+        });
+        for _ in 0..RESTARTS {
+            for _ in 0..20 {
+                if let Some((slot, ..)) = pair.take() {
+                    pair.free(slot);
+                }
+            }
+            restarted(&mut pair);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    while let Some((slot, ..)) = pair.take() {
+        pair.free(slot);
+    }
+    assert_eq!(pair.client.queued_bytes(), 0);
+    for route in 0..3 {
+        let word = |at| pair.client.area().long(at).load(Ordering::Relaxed);
+        let (sent, freed) = (route_sent_at(route), route_at(route) + ROUTE_FREED);
+        assert_eq!(word(sent), word(freed), "of route {route}");
+    }
 }

@@ -416,7 +416,6 @@ impl State {
             return; // once every socket is attached
         }
         let is_published = attached.side.published() & 0xffff_ffff == u64::from(intent.published);
-        attached.side.journal().finish_intent();
         if let Some(numbers) = &self.attached.numbers
             && is_published
             && intent.path <= numbers.journal.used()
@@ -434,11 +433,14 @@ impl State {
                 }
             }
         }
+        if let Some(attached) = self.attached_mut(id) {
+            attached.side.journal().finish_intent(); // last: this worker may be killed, too
+        }
     }
 
     /// The same for messages between sockets of this node: the sender's record is free.
     fn finish_loop_intents(&mut self) {
-        let mut delivered = Vec::new();
+        let (mut delivered, mut intended) = (Vec::new(), Vec::new());
         for id in self.mailboxes.ids() {
             let Some(attached) = self.attached_mut(id) else {
                 continue;
@@ -449,7 +451,7 @@ impl State {
             if attached.side.published() & 0xffff_ffff == u64::from(intent.published) {
                 delivered.push((intent.path & !OF_THIS_NODE, intent.number));
             }
-            attached.side.journal().finish_intent();
+            intended.push(id);
         }
         for (slot, number) in delivered {
             let sender = self.mailboxes.iter().find(|(_, record)| {
@@ -462,6 +464,11 @@ impl State {
             if let Some(attached) = self.attached_mut(id) {
                 let slots = attached.held.remove(|submission| submission.slot == slot);
                 self.free_held(id, &slots);
+            }
+        }
+        for id in intended {
+            if let Some(attached) = self.attached_mut(id) {
+                attached.side.journal().finish_intent();
             }
         }
     }
