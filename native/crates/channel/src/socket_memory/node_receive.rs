@@ -200,7 +200,7 @@ impl NodeSide {
     /// Find room for a message; None if there is none now. Nothing is taken by it.
     pub fn reserve(&mut self, length: usize, has_trace: bool) -> Option<Place> {
         let waiting = self.unread();
-        if waiting + 1 >= self.journal.queue() || length > self.layout.message_limit as usize {
+        if waiting + 1 >= self.journal.queue() {
             return None;
         }
         let before = if has_trace { TRACE_BYTES } else { 0 };
@@ -214,6 +214,11 @@ impl NodeSide {
             length,
             has_trace,
         })
+    }
+
+    /// Return whether there may ever be room for a message.
+    pub fn may_hold(&self, length: usize) -> bool {
+        units_of(TRACE_BYTES + length) <= self.layout.receive_units
     }
 
     fn soft_units(&self) -> u32 {

@@ -94,8 +94,10 @@ impl Attached {
         Ok(has_taken)
     }
 
-    /// Move what waits in the mailbox's own queue into the memory, as far as there is room.
-    fn move_over(&mut self, inbox: &mut Inbox, now_ns: u64) {
+    /// Move what waits in the mailbox's own queue into the memory, as far as there is room; return how
+    /// many were dropped, for which there never is any.
+    fn move_over(&mut self, inbox: &mut Inbox, now_ns: u64) -> u64 {
+        let mut dropped = 0;
         while let Some(front) = inbox.front() {
             let details = Details {
                 source: front.source,
@@ -104,12 +106,18 @@ impl Attached {
                 arrived_ns: front.arrived_ns,
             };
             let bytes = front.payload.len();
+            if !self.side.may_hold(bytes) {
+                inbox.pop();
+                dropped += 1;
+                continue;
+            }
             if !self.write(&details, front.payload, now_ns, Delivery::Unnoted) {
-                return;
+                break;
             }
             inbox.pop();
             inbox.receive_queued_bytes += bytes;
         }
+        dropped
     }
 }
 
@@ -174,7 +182,7 @@ impl State {
             return;
         };
         if !record.inbox.is_empty() {
-            attached.move_over(&mut record.inbox, now_ns);
+            self.counters.recv_drop_too_long += attached.move_over(&mut record.inbox, now_ns);
         }
         let has_late = attached.side.has_late();
         if std::mem::take(&mut attached.has_published) && attached.side.must_show() {

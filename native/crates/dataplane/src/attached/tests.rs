@@ -464,6 +464,51 @@ fn a_buffer_is_as_large_as_its_own_area_has_room_for() {
 }
 
 #[test]
+fn a_message_that_its_receiver_may_not_send_is_received_and_one_that_never_fits_dropped() {
+    let world = World::with(urds_path::Limits {
+        message_bytes_max: 1 << 23,
+        ..Default::default()
+    });
+    let mut sizes = Sizes {
+        send_bytes: 1 << 23,
+        send_default: 1 << 23,
+        message_limit: 1 << 23,
+        ..SMALL
+    };
+    let sender = Client::sized(&world, 1, PORT, &sizes);
+    sizes.receive_bytes = 1 << 21;
+    sizes.message_limit = 1 << 10;
+    let receiver = Client::sized(&world, 3, PORT, &sizes);
+    let route = sender.route(3, Route::Loop);
+    for bytes in [1 << 20, 1 << 22, 5] {
+        sender.send(route, PORT, &vec![3; bytes]).unwrap();
+        world.progress(0);
+    }
+    assert_eq!(receiver.receive().unwrap().0.len(), 1 << 20);
+    world.progress(0);
+    assert_eq!(receiver.receive().unwrap().0.len(), 5);
+    assert_eq!(world.counter("recv_drop_too_long"), 1);
+}
+
+#[test]
+fn a_message_longer_than_the_worker_allows_by_now_is_an_error_of_the_next_send() {
+    let world = World::with(urds_path::Limits {
+        message_bytes_max: 1000,
+        ..Default::default()
+    });
+    let (client, other) = node_pair(&world);
+    let route = client.route(3, Route::Loop);
+    client.send(route, PORT, &[1; 1001]).unwrap();
+    world.progress(0);
+    let refused = Err(Rejected::Failed(libc::EMSGSIZE));
+    assert_eq!(client.send(route, PORT, b""), refused);
+    client.send(route, PORT, &[1; 1000]).unwrap();
+    world.progress(0);
+    assert_eq!(other.receive().unwrap().0.len(), 1000);
+    assert_eq!(client.side.queued_bytes(), 0);
+}
+
+#[test]
 fn what_is_left_has_the_time_of_so_linger() {
     for (word, after_ns, is_over) in [(0, 0, false), (1, 0, true), (10, 8, false), (10, 10, true)] {
         let world = World::new();
