@@ -280,18 +280,27 @@ impl Plane {
         Ok((number, generation))
     }
 
-    /// Report once to the client that nothing can be sent to a peer; drop the message that waits.
+    /// Report once to the client that nothing can be sent to a peer; drop the message that waits, and
+    /// what an earlier worker has sent there.
     pub fn fail_route(&self, id: MailboxId, peer: Address, errno: i32) {
         let mut state = self.lock();
         let Some(attached) = state.attached_mut(id) else {
             return;
         };
-        if let Some(&route) = attached.by_peer.get(&peer) {
+        let route = attached.by_peer.get(&peer).copied();
+        let held = route.and_then(|route| {
             attached.held.end_asking(route);
-            if let Some(held) = attached.held.pop(route) {
-                attached.report(&peer, errno); // of none that was cancelled meanwhile
-                state.free_held(id, &[held.slot]);
-            }
+            attached.held.pop(route)
+        });
+        if let Some(held) = held {
+            state.free_held(id, &[held.slot]);
+        }
+        // What an earlier worker has sent there has no other way either.
+        let sent = state.cancel_waiting_for_path(id, Some(peer), None);
+        if (held.is_some() || sent > 0)
+            && let Some(attached) = state.attached_mut(id)
+        {
+            attached.report(&peer, errno); // not for what was cancelled meanwhile
         }
         state.serve_soon(id);
     }

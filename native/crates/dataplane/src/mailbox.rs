@@ -545,6 +545,7 @@ impl State {
         port: Option<u16>,
     ) -> usize {
         let mut count = self.cancel_held(mailbox, peer, port);
+        count += self.cancel_waiting_for_path(mailbox, peer, port);
         for path in self.paths_of(mailbox) {
             let leads = self
                 .paths

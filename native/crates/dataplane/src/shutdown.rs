@@ -90,7 +90,7 @@ impl State {
             self.progress_thread.want();
         } else {
             self.cancel_everywhere(host, mailbox, None);
-            self.cancel_waiting_for_path(mailbox);
+            self.cancel_waiting_for_path(mailbox, None, None);
         }
         self.touched.insert(mailbox);
     }
@@ -143,7 +143,7 @@ impl State {
             self.emit(Event::LingerEnded { path, mailbox });
         }
         let paths = self.hosts.get(host).map(|host| host.paths.clone());
-        self.cancel_waiting_for_path(mailbox);
+        self.cancel_waiting_for_path(mailbox, None, None);
         for path in paths.unwrap_or_default() {
             let (unsent, unacknowledged) = self.counts(path, mailbox);
             let count = self.cancel_path(path, mailbox, None);

@@ -335,24 +335,37 @@ impl State {
         sent.any(|message| message.owner == owner)
     }
 
-    /// Drop those messages.
-    pub(crate) fn cancel_waiting_for_path(&mut self, id: MailboxId) {
+    /// Drop those messages, to that address and port, or all; return how many.
+    pub(crate) fn cancel_waiting_for_path(
+        &mut self,
+        id: MailboxId,
+        to: Option<Address>,
+        port: Option<u16>,
+    ) -> usize {
         if !self.waits_for_path(id) {
-            return;
+            return 0;
         }
         let owner = Some(Owner(id.to_u64()));
         let mut dropped = Vec::new();
         if let Some(numbers) = &mut self.attached.numbers {
             for (&entry, sent) in &mut numbers.sent {
                 let peer = address_of(&numbers.journal.name(entry).peer);
-                let gone = sent.extract_if(.., |message| message.owner == owner);
+                if to.is_some_and(|to| to != peer) {
+                    continue;
+                }
+                let gone = sent.extract_if(.., |message| {
+                    let is_meant = port.is_none_or(|port| message.target_port == port);
+                    is_meant && message.owner == owner
+                });
                 dropped.extend(gone.map(|message| (peer, message.payload.len())));
             }
         }
-        self.counters.send_cancelled += dropped.len() as u64;
+        let count = dropped.len();
+        self.counters.send_cancelled += count as u64;
         for (peer, bytes) in dropped {
             self.give_back_bytes(id, bytes, &peer);
         }
+        count
     }
 
     /// Go on with what an earlier worker had of a socket.

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use urds_channel::socket_memory::Name;
+use urds_channel::socket_memory::{Name, Rejected};
 use urds_channel::sys::doorbell;
 use urds_path::constants::FLAG_RETRANSMITTED;
 use urds_path::{AckMode, Header, Hold};
@@ -637,6 +637,46 @@ fn a_closed_socket_leaves_its_port_to_the_one_that_has_it_now() {
         world.progress(0);
         assert_eq!(live.receive().unwrap().0, b"for the second");
         assert_eq!(remote.payloads(), [b"of the first"]);
+    }
+}
+
+#[test]
+fn what_finds_no_path_is_cancelled_and_ends_with_a_route_that_fails() {
+    for fails in [false, true] {
+        let world = first_world();
+        let mut client = Client::new(&world, 1, PORT);
+        let _remote = connect(&world);
+        let to = client.route(2, Route::Stream(world.path));
+        for port in [PEER_PORT, PEER_PORT, 4999] {
+            client.send(to, port, b"numbered").unwrap();
+        }
+        world.progress(0);
+
+        let world = next_world(kill(world));
+        client.move_to(&world);
+        world.plane.finish_restore();
+        if fails {
+            let errno = libc::EACCES;
+            world.plane.fail_route(client.mailbox, address(2), errno);
+            let refused = Err(Rejected::Failed(errno));
+            assert_eq!(client.send(to, PEER_PORT, b""), refused);
+        } else {
+            let cancel = |last, port| {
+                world
+                    .plane
+                    .cancel(client.mailbox, Some(address(last)), port)
+            };
+            assert_eq!(cancel(3, None), 0);
+            assert_eq!(cancel(2, Some(PEER_PORT)), 2);
+            assert_eq!(cancel(2, None), 1);
+        }
+        world.progress(0);
+        assert_eq!(client.side.queued_bytes(), 0);
+        let world = world.with_own_path();
+        client.route(2, Route::Stream(world.path));
+        let mut remote = connect(&world);
+        world.progress(0);
+        assert!(sent(&mut remote).is_empty());
     }
 }
 
