@@ -1,12 +1,15 @@
 """A signal's handler that raises where the callback of a waiting task begins: the task is told."""
 
-import errno
+import threading
+import time
 
 import pytest
 
-from tests.rds.sockets.conftest import NewSocket
+import urds
+from tests.rds.sockets.conftest import NewSocket, backend_with
 from tests.rds.sockets.hosts import host
 from tests.support import backends
+from tests.support.waiting import wait_until
 from urds import MSG_DONTWAIT
 
 pytestmark = pytest.mark.skipif(backends.IS_ATTACHED, reason="a node's socket has no callbacks")
@@ -30,20 +33,34 @@ def test_a_send_raises_and_the_task_is_told_once(new_socket: NewSocket) -> None:
     receiver.mailbox.subscribe(callback, room=False)
     with pytest.raises(KeyboardInterrupt):
         sender.sendto(b"first", receiver.getsockname())
-    sender.sendto(b"second", receiver.getsockname())  # the Python plane tells again at its next call
+    # The Python plane tells again at its next call.
+    sender.sendto(b"second", receiver.getsockname())
     assert (callback.called, callback.done) == (2, 1)
     assert [receiver.recv(10, MSG_DONTWAIT) for _ in range(2)] == [b"first", b"second"]
 
 
-def test_a_receive_raises_and_takes_nothing(new_socket: NewSocket) -> None:
-    """The receiver's own wait reads the message for which the task is told."""
-    sender, receiver, callback = new_socket(2), new_socket(3), Callback()
-    receiver.mailbox.subscribe(callback, room=False)
-    with pytest.raises(KeyboardInterrupt):
-        sender.sendto(b"only", receiver.getsockname())
-        receiver.recv(10)
-    assert receiver.recv(10) == b"only"
+def test_a_wait_raises_and_what_is_next_stays(new_socket: NewSocket) -> None:
+    """The thread that waits for its own message reads that of the task from its peer's stream."""
+    waiting, tasks, callback = new_socket(2), new_socket(3), Callback()
+    with backend_with(), urds.Socket() as sender:
+        sender.bind((host(4), 0))
+        for sock in (waiting, tasks):
+            sender.sendto(b"connects", sock.getsockname())
+            assert sock.recv(10) == b"connects"
+        tasks.mailbox.subscribe(callback, room=False)
+
+        def send() -> None:
+            time.sleep(0.2)
+            sender.sendto(b"of the task", tasks.getsockname())
+            wait_until(lambda: callback.done)
+            sender.sendto(b"of the thread", waiting.getsockname())
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        waiting.settimeout(10)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.recv(20)
+        thread.join()
+        assert waiting.recv(20) == b"of the thread"
+    assert tasks.recv(20, MSG_DONTWAIT) == b"of the task"
     assert (callback.called, callback.done) == (2, 1)
-    with pytest.raises(BlockingIOError) as empty:
-        receiver.recv(10, MSG_DONTWAIT)
-    assert empty.value.errno == errno.EAGAIN

@@ -51,6 +51,8 @@ use send::Rest;
 mod restore_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waiting_tests;
 
 /// How often a socket is looked at whose client cannot ring, as its control socket is full.
 pub(crate) const LOOK_NS: u64 = 1_000_000;

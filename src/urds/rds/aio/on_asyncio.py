@@ -92,11 +92,16 @@ class AsyncioSleeper(Sleeper):
 
 
 class _Reader:
-    """What the loop calls when the plane is readable; while it exists, the loop will read."""
+    """What the loop calls when the plane is readable; while it exists, the loop will read.
 
-    def __init__(self, progress: AsyncioProgress) -> None:
+    The descriptor is a copy of the plane's, which may be closed while the loop still watches, and
+    its number another's.
+    """
+
+    def __init__(self, progress: AsyncioProgress, descriptor: int) -> None:
         self._progress = progress
         self._process = os.getpid()
+        self.descriptor = descriptor
         progress.plane.adopt()
 
     def __call__(self) -> None:
@@ -116,6 +121,7 @@ class _Reader:
 
     def __del__(self) -> None:
         if os.getpid() == self._process:
+            os.close(self.descriptor)
             self._progress.plane.abandon()
 
 
@@ -144,9 +150,9 @@ class AsyncioProgress(LoopProgress):
 
     def start(self) -> None:
         """Watch the plane."""
-        reader = _Reader(self)
+        reader = _Reader(self, os.dup(self.plane.fileno()))
         self._reader = weakref.ref(reader)
-        self.loop.add_reader(self.plane.fileno(), reader)
+        self.loop.add_reader(reader.descriptor, reader)
 
     def stop(self) -> None:
         """Watch it no more; any thread."""
@@ -163,8 +169,10 @@ class AsyncioProgress(LoopProgress):
             self._remove_reader()
 
     def _remove_reader(self) -> None:
+        reader = None if self._reader is None else self._reader()
         self._reader = None
-        self.loop.remove_reader(self.plane.fileno())
+        if reader is not None:
+            self.loop.remove_reader(reader.descriptor)
 
     def schedule_flush(self) -> None:
         """Call `flush` in the next iteration of the loop."""

@@ -6,6 +6,7 @@ the sender reschedules it, which costs no system call.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator
 from contextlib import suppress
@@ -85,6 +86,7 @@ class TrioProgress(LoopProgress):
         self.thread = threading.get_ident()
         self._wanted = False
         self._alive = False
+        self._descriptor = -1
         self._scope = trio.CancelScope()
         self._flusher = _Bed()
 
@@ -101,6 +103,8 @@ class TrioProgress(LoopProgress):
         """Watch the plane."""
         self._wanted = True
         if not self._alive:
+            # A copy: the plane may close its own, whose number another one has then.
+            self._descriptor = os.dup(self.plane.fileno())
             self._alive = True
             self.plane.adopt()
             trio.lowlevel.spawn_system_task(self._run, name="urds progress")
@@ -114,11 +118,12 @@ class TrioProgress(LoopProgress):
                         nursery.start_soon(self._flush_always)
         finally:
             self._wanted = self._alive = False
+            os.close(self._descriptor)
             self.plane.abandon()
 
     async def _look_always(self) -> None:
         while True:
-            await trio.lowlevel.wait_readable(self.plane.fileno())
+            await trio.lowlevel.wait_readable(self._descriptor)
             self.look()
 
     async def _flush_always(self) -> None:

@@ -377,14 +377,8 @@ class Service:
         peer, _port = _checked(request.name, Call.SEND)
         if peer.version != sock.attached.local.version:
             raise os_error(ErrorReason.FAMILY_MISMATCH, f"to {peer}", peer=peer)
-        is_new = peer not in sock.routes
-        self.users.take_route(sock.user, sock.routes, peer)
-        try:
+        with self.users.taking_route(sock.user, sock.routes, peer):
             number, generation = self._calls.route(sock.attached, peer, request.tos)
-        except Exception:
-            if is_new:
-                self.users.give_back_route(sock.user, sock.routes, peer)
-            raise
         answer = Answer(
             operation=RequestOp.ROUTE, socket=sock.cookie, route=number, generation=generation
         )

@@ -9,6 +9,7 @@ import errno
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
 from typing import Final
 
@@ -117,14 +118,28 @@ class Users:
         routes[peer] += 1
         user.peers[peer] += 1
 
+    @contextmanager
+    def taking_route(
+        self, user: User, routes: Counter[IPAddress], peer: IPAddress
+    ) -> Iterator[None]:
+        """Count a route as `take_route` does, unless the block that makes it fails."""
+        is_new = peer not in routes
+        self.take_route(user, routes, peer)
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self._give_back_route(user, routes, peer)
+            raise
+
     def give_back(self, user: User, routes: Counter[IPAddress]) -> None:
         """Take a socket that ended off the accounts."""
         user.sockets -= 1
         for peer in list(routes):
-            self.give_back_route(user, routes, peer)
+            self._give_back_route(user, routes, peer)
 
-    def give_back_route(self, user: User, routes: Counter[IPAddress], peer: IPAddress) -> None:
-        """Take a route of a socket off the accounts: there is none, or its socket ended."""
+    @staticmethod
+    def _give_back_route(user: User, routes: Counter[IPAddress], peer: IPAddress) -> None:
         del routes[peer]
         user.peers[peer] -= 1
         if not user.peers[peer]:

@@ -273,7 +273,7 @@ class Streams:
         """
         for descriptor, attempt in list(self._attempts.items()):
             if tcp.is_decided(attempt.stream):
-                self._driver.plane.unwatch(descriptor)  # perhaps not reported yet, and so still watched
+                self._driver.plane.unwatch(descriptor)  # it may not have been reported yet
                 self._driver.watches.handle_ready(descriptor)
                 self._driver.carry_out(attempt.host)
 
