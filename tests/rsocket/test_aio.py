@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import errno
+import resource
 import socket as system
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,6 +19,20 @@ from urds.rsocket.socket import Socket
 def here(request):
     with world(request.param) as made:
         yield made
+
+
+@pytest.fixture
+def descriptors() -> Iterator[Callable[[int], None]]:
+    """Have this process be allowed so many descriptors: 1024 are usual, the hard limit is higher."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def allow(count: int) -> None:
+        if hard < count:
+            pytest.skip(f"{hard} descriptors are allowed, not {count}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
+
+    yield allow
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def run(coroutine) -> None:
@@ -393,7 +409,11 @@ def test_a_thread_at_the_other_end(here: World) -> None:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_connections_in_one_loop(here: World, count: int) -> None:
+def test_many_connections_in_one_loop(
+    here: World, count: int, descriptors: Callable[[int], None]
+) -> None:
+    descriptors(3 * count)  # both ends are here
+
     async def main() -> None:
         async with serving() as (_, port):
             streams = [await aio.open_connection(HOST, port) for _ in range(count)]
