@@ -23,7 +23,7 @@ def here(request):
 
 @pytest.fixture
 def descriptors() -> Iterator[Callable[[int], None]]:
-    """Have this process be allowed so many descriptors: 1024 are usual, the hard limit is higher."""
+    """Have this process be allowed so many descriptors: 1024 are usual, and more are possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def allow(count: int) -> None:
