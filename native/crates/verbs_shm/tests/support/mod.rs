@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::missing_panics_doc, clippy::unwrap_used)] // each user needs a part of it
 
-use std::os::fd::IntoRawFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,8 +55,10 @@ pub struct End {
     pub number: u32,
     pub queue: u32,
     pub memory: Arc<Ram>,
-    /// Of the region's memory; open as long as the process.
+    /// Of the region's memory.
     pub file: i32,
+    /// Of doorbells, once it has a channel.
+    socket: Option<UnixStream>,
     pub key: u32,
     pub peer_gid: [u8; 16],
     pub done: Vec<Completion>,
@@ -102,6 +104,7 @@ impl End {
             queue,
             memory,
             file,
+            socket: None,
             key,
             peer_gid: GIDS[1 - side],
             done: Vec::new(),
@@ -180,6 +183,12 @@ impl End {
     }
 }
 
+impl Drop for End {
+    fn drop(&mut self) {
+        raw::close(self.file);
+    }
+}
+
 /// Return both devices and the sockets' other ends, where doorbells are heard.
 pub fn pair() -> ([End; 2], [UnixStream; 2]) {
     let (ends, heard, _) = pair_with_memory([MTU_BYTES; 2]);
@@ -199,7 +208,8 @@ pub fn pair_with_memory(mtus: [u32; 2]) -> ([End; 2], [UnixStream; 2], ChannelMe
         let memory = ChannelMemory::map(file).unwrap();
         let gid = end.peer_gid;
         end.channels
-            .attach(gid, memory, socket.into_raw_fd(), side == 0);
+            .attach(gid, memory, socket.as_raw_fd(), side == 0);
+        end.socket = Some(socket);
     }
     let third = ChannelMemory::map(file).unwrap();
     raw::close(file);
