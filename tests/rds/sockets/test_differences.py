@@ -105,7 +105,7 @@ def test_difference_destinations_share(new_socket: NewSocket) -> None:
     assert refused.errno == errno.EAGAIN, refused
     for other in others:
         assert sender.sendto(b"there is room", DONTWAIT, other)
-    assert "POLLOUT" in poll_bits(sender)
+    wait_until(lambda: "POLLOUT" in poll_bits(sender))  # a node sees it within a millisecond
     for other in (others[0], UNREACHABLE):
         refused = _fill(sender, other)
         assert refused.errno == errno.ENOBUFS, refused
