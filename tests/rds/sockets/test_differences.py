@@ -29,7 +29,7 @@ from tests.rds.transports.tcp.faults import silent_host
 from tests.support import backends, carriers
 from tests.support.planes import in_use
 from tests.support.ports import sole_ipv6_host
-from tests.support.waiting import BUSY_S
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
 from urds.rds.control.handshake import emit_ours
 from urds.rds.control.settings import ConnectionSettings
