@@ -3,16 +3,15 @@
 import asyncio
 import gc
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
+from tests.rds.sockets.conftest import has_thread, own_process  # noqa: F401 - a fixture
 from tests.rds.sockets.hosts import host
 from tests.support import backends
 from tests.support.waiting import wait_until
 from urds import aio
-from urds.rds.runtime.process import process
 
 WAIT_S = 10.0
 PIPES = 64  # one of them has the number of what the plane closed
@@ -21,21 +20,6 @@ pytestmark = [
     pytest.mark.skipif(backends.IS_ATTACHED, reason="the plane of a node's sockets does not end"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-
-
-@pytest.fixture
-def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the process make its backend by itself, which ends soon after its last socket."""
-    before = process.use(None)
-    monkeypatch.setenv("URDS_IDLE_S", "0.05")
-    yield
-    made = process.use(before)
-    if made is not None:
-        made.close()
-
-
-def has_thread() -> bool:
-    return any(thread.name == "urds-driver" for thread in threading.enumerate())
 
 
 async def watching() -> aio.Socket:
@@ -71,9 +55,12 @@ async def forget() -> None:
     await asyncio.to_thread(wait_until, lambda: not has_thread())
 
 
-@pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed outside", "forgotten"])
-def test_a_descriptor_of_the_number_of_an_ended_plane_is_read(is_closed: bool) -> None:
+def test_a_descriptor_of_the_number_of_an_ended_plane_is_read(
+    own_process: Callable[..., None],  # noqa: F811 - the fixture
+    is_closed: bool,
+) -> None:
+    own_process(idle_s=0.05)
     wait_until(lambda: not has_thread())  # of tests before this one
     with asyncio.Runner() as runner:
         if is_closed:

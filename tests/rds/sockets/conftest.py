@@ -1,5 +1,6 @@
 """Fixtures: a backend of its own for each test, and sockets that are closed at its end."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
@@ -116,3 +117,23 @@ def over_tcp(fake: FakeBackend) -> Iterator[urds.Socket]:
     """Make a socket over TCP, bound to FAKE_LOCAL."""
     with bound_over(None) as made:
         yield made
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Have the process make its backend by itself, with tunables from the environment."""
+    before = process.use(None)
+
+    def configure(**tunables: float) -> None:
+        for name, value in tunables.items():
+            monkeypatch.setenv(f"URDS_{name.upper()}", str(value))
+
+    yield configure
+    made = process.use(before)
+    if made is not None:
+        made.close()
+
+
+def has_thread() -> bool:
+    """Tell whether this process has a control thread."""
+    return any(thread.name == "urds-driver" for thread in threading.enumerate())

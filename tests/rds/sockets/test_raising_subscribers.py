@@ -14,7 +14,6 @@ from urds import MSG_DONTWAIT
 
 pytestmark = pytest.mark.skipif(backends.IS_ATTACHED, reason="a node's socket has no callbacks")
 
-
 ATTEMPTS = 20
 
 
@@ -64,7 +63,7 @@ def is_raised_in_a_wait(waiting: urds.Socket, tasks: urds.Socket, sender: urds.S
     tasks.mailbox.subscribe(callback, room=False)
 
     def send() -> None:
-        time.sleep(0.2)
+        time.sleep(0.2)  # the other thread waits by then, as a rule
         sender.sendto(b"of the task", tasks.getsockname())
         wait_until(lambda: callback.done)
         sender.sendto(b"of the thread", waiting.getsockname())

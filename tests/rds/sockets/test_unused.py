@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import urds
-from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.conftest import backend_with, has_thread
 from tests.rds.sockets.hosts import host
 from tests.support.waiting import wait_until
 from urds.rds.runtime.backend import Mailbox
@@ -24,21 +24,6 @@ from urds.rds.runtime.process import process
 
 WAIT_S = 10.0
 ROUNDS = int(os.environ.get("TEST_UNUSED_ROUNDS", "100"))
-
-
-@pytest.fixture
-def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Have the process make its backend by itself, with tunables from the environment."""
-    before = process.use(None)
-
-    def configure(**tunables: float) -> None:
-        for name, value in tunables.items():
-            monkeypatch.setenv(f"URDS_{name.upper()}", str(value))
-
-    yield configure
-    made = process.use(before)
-    if made is not None:
-        made.close()
 
 
 def test_a_fork_while_it_ends_closes_the_copies(
@@ -57,10 +42,6 @@ def test_a_fork_while_it_ends_closes_the_copies(
     assert backend.end_if_unused()
     assert known == [True]
     assert backend not in process.alive
-
-
-def has_thread() -> bool:
-    return any(thread.name == "urds-driver" for thread in threading.enumerate())
 
 
 def exchange() -> None:

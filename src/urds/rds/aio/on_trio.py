@@ -101,13 +101,13 @@ class TrioProgress(LoopProgress):
 
     def start(self) -> None:
         """Watch the plane."""
-        self._wanted = True
         if not self._alive:
             # A copy: the plane may close its own, whose number another one has then.
             self._descriptor = os.dup(self.plane.fileno())
             self._alive = True
             self.plane.adopt()
             trio.lowlevel.spawn_system_task(self._run, name="urds progress")
+        self._wanted = True
 
     async def _run(self) -> None:
         try:
